@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from pathlib import Path
+
+import psutil
 
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Columns of /proc/stat: user, nice, system, irq, softirq, steal."""
@@ -19,7 +20,10 @@ class Disturbance:
         self._before = _others_seconds()
 
     def share(self) -> float:
-        """Return the share of all cores that others used, 0 to 1. This process must have waited for its children."""
+        """Return the share of all cores that others used, 0 to 1.
+
+        A process that this one, or a descendant, started must live on or have been waited for.
+        """
         seconds = (time.monotonic() - self._began) * (os.cpu_count() or 1)
         return min(1.0, max(0.0, (_others_seconds() - self._before) / seconds))
 
@@ -27,5 +31,13 @@ class Disturbance:
 def _others_seconds() -> float:
     columns = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     busy = sum(columns[number] for number in _BUSY) / os.sysconf("SC_CLK_TCK")
-    own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return busy - sum(each.ru_utime + each.ru_stime for each in own)
+    this = psutil.Process()
+    return busy - sum(map(_seconds, [this, *this.children(recursive=True)]))
+
+
+def _seconds(process: psutil.Process) -> float:
+    """Return the CPU time of a process and of its children that have ended."""
+    try:
+        return sum(process.cpu_times()[:4])
+    except psutil.NoSuchProcess:
+        return 0.0  # it has ended, and counts with its parent

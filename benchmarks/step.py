@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from importlib import util
 from pathlib import Path
 from statistics import mean, median
@@ -19,7 +19,7 @@ import typer
 from benchmarks.cases import one_of
 from benchmarks.disturbance import Disturbance
 from benchmarks.results import Result, describe_hardware, installed_versions
-from benchmarks.step_contenders import CONTENDERS, USUAL, Contender, measure
+from benchmarks.step_contenders import CONTENDERS, USUAL, Contender, start
 from benchmarks.step_overlap import complete_together, overlap
 from benchmarks.step_task import Round, Timed, Told
 from benchmarks.world import end_when_signalled
@@ -51,7 +51,7 @@ def step(
     workers: Annotated[int, typer.Option(min=1, help="Workers, the ranks of a job.")] = 2,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed together.")] = 10,
     untimed: Annotated[int, typer.Option(min=1, help="Untimed steps before these.")] = 5,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 9,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the result is their median.")] = 15,
     contenders: Annotated[str, typer.Option(help=f"Contenders to measure: {', '.join(CONTENDERS)}.")] = ",".join(USUAL),
     update: Annotated[str, typer.Option(help="Who updates: the store, the Trainer.")] = ",".join(UPDATES),
     link: Annotated[str, typer.Option(help="Put each worker on a node behind a link of this rate, e.g. 1gbit.")] = "",
@@ -81,12 +81,16 @@ def step(
 def measure_all(ways: Sequence[tuple[Contender, str]], told: Told, rounds: int, links: Links | None) -> Measured:
     """Return the rounds of each way. They take turns: A B C A B C ..."""
     measured: Measured = {(contender.name, by): [] for contender, by in ways}
-    for number in range(rounds):
+    with ExitStack() as stack:
+        running = {}
         for contender, by in ways:
-            disturbance = Disturbance()
-            timed = measure(contender, told, by == "server", links)
-            measured[contender.name, by].append(Round(timed, disturbance.share()))
-        print(f"round {number + 1} of {rounds}: done", file=sys.stderr, flush=True)
+            running[contender.name, by] = start(contender, told, by == "server", stack, links)
+            print(f"{contender.name}, {by}: started", file=sys.stderr, flush=True)
+        for number in range(rounds):
+            for way, each in running.items():
+                disturbance = Disturbance()
+                measured[way].append(Round(each.time_steps(), disturbance.share()))
+            print(f"round {number + 1} of {rounds}: done", file=sys.stderr, flush=True)
     return measured
 
 

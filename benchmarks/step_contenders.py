@@ -1,4 +1,4 @@
-"""The contenders of benchmarks.step: how their workers and servers are started, and how one is measured."""
+"""The contenders of benchmarks.step: how their workers and servers are started, and how their steps are timed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
+from typing import BinaryIO
 
 import msgspec
 
@@ -68,28 +69,49 @@ class Contender:
         return ("server", "worker") if self.kvstore else ("worker",)
 
 
-def measure(contender: Contender, told: Told, update_on_kvstore: bool, links: Links | None = None) -> list[Timed]:
-    """Start the contender, time its steps, and end it. Return the workers' answers. Raises RuntimeError."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridps-"))
-        given = {"kvstore": contender.kvstore, "update_on_kvstore": update_on_kvstore, "meeting": f"{folder}/meeting"}
-        is_traced = bool(links) and contender.kvstore == OURS
-        told = msgspec.structs.replace(told, **given, trace=is_traced, meets=contender.meets)
-        meeting = stack.enter_context(socket.socket(socket.AF_UNIX))
-        meeting.bind(told.meeting)
-        meeting.listen(told.workers)
-        command = [sys.executable, "-m", "benchmarks.step_worker", msgspec.json.encode(told).decode()]
-        processes = contender.start(Cluster(told.workers, folder, links), command, stack)
-        workers = [stack.enter_context(_accepted(meeting, contender, processes)) for _ in range(told.workers)]
-        lines = [stack.enter_context(worker.makefile("rb")) for worker in workers]
-        _release(workers)
-        for _ in range(told.steps if contender.meets else 0):
-            for line in lines:
+@dataclass(frozen=True)
+class Running:
+    """The workers of a contender, which have done their untimed steps and wait."""
+
+    contender: Contender
+    steps: int
+    """The steps that are timed together."""
+    workers: Sequence[socket.socket]
+    lines: Sequence[BinaryIO]
+
+    def time_steps(self) -> list[Timed]:
+        """Time steps, and return the workers' answers. Raises RuntimeError."""
+        _release(self.workers)
+        for _ in range(self.steps if self.contender.meets else 0):
+            for line in self.lines:
                 line.read(1)  # nothing if the worker has ended, which is noticed below
-            _release(workers)
-        timed = [_hear(each.readline(), contender) for each in lines]
-    _check_same([each.last_norm for each in timed], contender)
-    return timed
+            _release(self.workers)
+        timed = [_hear(each.readline(), self.contender) for each in self.lines]
+        _check_same([each.last_norm for each in timed], self.contender)
+        return timed
+
+
+def start(
+    contender: Contender, told: Told, update_on_kvstore: bool, stack: ExitStack, links: Links | None = None
+) -> Running:
+    """Start the contender, and return when its workers have done the untimed steps. Raises RuntimeError.
+
+    The processes end with the stack.
+    """
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hybridps-"))
+    given = {"kvstore": contender.kvstore, "update_on_kvstore": update_on_kvstore, "meeting": f"{folder}/meeting"}
+    is_traced = bool(links) and contender.kvstore == OURS
+    told = msgspec.structs.replace(told, **given, trace=is_traced, meets=contender.meets)
+    meeting = stack.enter_context(socket.socket(socket.AF_UNIX))
+    meeting.bind(told.meeting)
+    meeting.listen(told.workers)
+    command = [sys.executable, "-m", "benchmarks.step_worker", msgspec.json.encode(told).decode()]
+    processes = contender.start(Cluster(told.workers, folder, links), command, stack)
+    workers = [stack.enter_context(_accepted(meeting, contender, processes)) for _ in range(told.workers)]
+    lines = [stack.enter_context(worker.makefile("rb")) for worker in workers]
+    for worker in workers:
+        stack.callback(_hang_up, worker)
+    return Running(contender, told.steps, workers, lines)
 
 
 def _accepted(meeting: socket.socket, contender: Contender, processes: Processes) -> socket.socket:
@@ -114,6 +136,12 @@ def _release(workers: Sequence[socket.socket]) -> None:
     for worker in workers:
         with suppress(ConnectionError):  # it has ended
             worker.sendall(b"!")
+
+
+def _hang_up(worker: socket.socket) -> None:
+    """Let a worker end."""
+    with suppress(OSError):  # it has ended
+        worker.shutdown(socket.SHUT_RDWR)
 
 
 def _hear(line: bytes, contender: Contender) -> Timed:

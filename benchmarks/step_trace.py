@@ -32,7 +32,10 @@ class Trace:
         _wrap(ServersTier, "finish", after=self._end)
 
     def steps(self) -> list[TracedStep]:
-        """Return the recorded steps. Raises RuntimeError if they were not reduced bucket by bucket, as planned."""
+        """Return the steps that were recorded since the last call.
+
+        Raises RuntimeError if they were not reduced bucket by bucket, as planned.
+        """
         planned = sum(len(bucket.spans) for plan in self._plans.values() for bucket in plan.buckets)
         if not planned == len(self._begun) == len(self._ended):
             raise RuntimeError(
@@ -48,6 +51,8 @@ class Trace:
                 ready = max(arrived[key] for key in bucket.keys)
                 buckets += [TracedBucket(ready, *next(sums)) for _ in bucket.spans]
             traced.append(TracedStep(max(arrived.values()), buckets))
+        for records in (self._plans, self._arrived, self._begun, self._ended, self._bytes):
+            records.clear()
         return traced
 
     def _note(self, item: Gradient) -> None:

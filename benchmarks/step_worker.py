@@ -1,7 +1,7 @@
 """A worker of benchmarks.step: an ordinary Gluon script that trains on one batch again and again, and is timed.
 
-It connects to the benchmark's Unix socket after the untimed steps, begins when it receives a byte, and sends its
-measurements.
+It connects to the benchmark's Unix socket after the untimed steps. Whenever it receives a byte, it does the timed steps
+and sends its measurements.
 """
 
 from __future__ import annotations
@@ -91,16 +91,15 @@ def main(told: Told) -> None:
     training.run(told.untimed_steps)
     with socket.socket(socket.AF_UNIX) as meeting:
         meeting.connect(told.meeting)
-        if not meeting.recv(1):
-            return  # the benchmark has ended
-        if trace:
-            trace.on = True
-        began, cpu = time.monotonic(), time.process_time()
-        training.run(told.steps, meeting if told.meets else None)
-        ended, cpu_ended = time.monotonic(), time.process_time()
-        cpu_seconds, traced = cpu_ended - cpu, trace.steps() if trace else []
-        done = Timed(began, ended, cpu_seconds, training.last_norm(), training.parameter_bytes(), traced)
-        meeting.sendall(msgspec.json.encode(done) + b"\n")
+        while meeting.recv(1):  # nothing once the benchmark has ended
+            if trace:
+                trace.on = True
+            began, cpu = time.monotonic(), time.process_time()
+            training.run(told.steps, meeting if told.meets else None)
+            ended, cpu_ended = time.monotonic(), time.process_time()
+            cpu_seconds, traced = cpu_ended - cpu, trace.steps() if trace else []
+            done = Timed(began, ended, cpu_seconds, training.last_norm(), training.parameter_bytes(), traced)
+            meeting.sendall(msgspec.json.encode(done) + b"\n")
 
 
 def make_trace() -> Trace:
