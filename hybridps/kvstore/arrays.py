@@ -83,7 +83,6 @@ def arrays_over(views: Mapping[str, np.ndarray]) -> dict[str, NDArray]:
 
 def memory_of(array: NDArray) -> np.ndarray:
     """Return the memory of a dense CPU array, flat. Waits until it can be read; valid while the array is kept."""
-    array.wait_to_read()
     memory: Any = (ctypes.c_byte * nbytes_of(array)).from_address(address_of(array) or 0)
     return np.frombuffer(memory, np.dtype(array.dtype))
 
@@ -94,7 +93,12 @@ def nbytes_of(array: NDArray) -> int:
 
 
 def address_of(array: NDArray) -> int | None:
-    """Return the address at which a dense array begins."""
+    """Return the address at which a dense array begins. Waits until it can be read.
+
+    MXNet allocates an array's memory when it is first computed, or here. If both happened at once, the array would lose
+    its values.
+    """
+    array.wait_to_read()
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return address.value

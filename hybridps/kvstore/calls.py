@@ -78,6 +78,17 @@ def key_kind(key: Any) -> type | None:
     return str if isinstance(key, str) else int
 
 
+def common_kind(key: Any, known: type | None) -> type | None:
+    """Return the kind of a key or keys, or `known` for an empty list.
+
+    Raises HybridPSError unless it is the `known` kind of a store's other keys, if there is one.
+    """
+    kind = key_kind(key)
+    if kind is not None and known is not None and kind is not known:
+        raise HybridPSError(f"key {key!r} is not {known.__name__}, as the other keys of this store: use one kind")
+    return kind or known
+
+
 def compression_of(params: Any, workers: int) -> Quantised:
     """Return the codec that `compression_params` describe. `workers`: the number of workers in the largest group.
 

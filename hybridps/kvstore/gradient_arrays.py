@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -10,6 +11,7 @@ from mxnet.ndarray import NDArray
 from hybridps.algorithms import AnyRule
 from hybridps.kvstore.arrays import address_of, array_over, dtype_of, operate
 from hybridps.kvstore.moved import Movable, MovedArray, in_graphs, is_overwritten, mark, networks_keep_memory
+from hybridps.kvstore.program_steps import ProgramSteps
 from hybridps.step import Gradients, KeySpec
 
 Arrays = Sequence[NDArray]
@@ -44,7 +46,7 @@ class MovedGradient(MovedArray):
         now = self.weight.grad  # a different one if the program has changed `grad_req`, or None
         is_marked = now is not None and address_of(now) == address_of(self.array)
         overwrites = is_marked and is_overwritten(self.weight, self.array)  # the program may have marked it again
-        self._swap()
+        self._swap_back()
         if is_marked:
             mark(self.weight, self.array, self.weight._fresh_grad, overwrites)
         return self.other
@@ -79,6 +81,10 @@ class GradientArrays:
     def slot(self, name: str) -> NDArray:
         """Return the array with a key's last sum, or with the weights that the servers made of it."""
         return self._answers[name] if name in self._answers else self._slots[name][0]
+
+    def moved(self, name: str) -> MovedGradient | None:
+        """Return the gradient of a key if it was moved to the arena, where its sum replaces it."""
+        return None if name in self._answers else self._moved.get((name, 0))
 
     def stay(self, name: str) -> bool:
         """Return whether a sum leaves the gradients of a key unchanged."""
@@ -183,6 +189,44 @@ class GradientArrays:
         """Use another array over the slot from now on: the user's array is no longer the slot."""
         del self._moved[name, device]
         self._slots[name][device] = array_over(self._gradients.views(name)[device]) if slot is None else slot
+
+
+class UsualSums:
+    """The sums that a step repeats: each of a gradient that was moved to the arena, and in its place.
+
+    They are begun without the checks that a sum needs when it is new, in half the time.
+    """
+
+    def __init__(self, steps: ProgramSteps, gradients: Gradients) -> None:
+        self._steps = steps
+        self._gradients = gradients
+        self._known: dict[int | str, tuple[str, MovedGradient, list[NDArray]]] = {}
+        """The name, and the gradient, of each key whose sum was usual."""
+
+    def note(self, key: int | str, name: str, moved: MovedGradient | None) -> None:
+        """Note that a key was summed in a step, in place, and that nothing updates it. `moved`: its only gradient."""
+        if moved is None:
+            self._known.pop(key, None)
+        elif key not in self._known or self._known[key][1] is not moved:
+            self._known[key] = name, moved, [moved.array]
+
+    def begin(self, key: Any, value: Any, priority: int) -> bool:
+        """Begin to sum `value` in place if that is usual for the key. Returns whether it has done so."""
+        kind = type(key)
+        usual = self._known.get(key) if kind is int or kind is str else None
+        if usual is None:
+            return False
+        name, moved, arrays = usual
+        array = value[0] if type(value) is list and len(value) == 1 else value
+        if array is not moved.array or not moved.holds or self._steps.is_first(name):
+            return False
+        self._steps.pushed[name] = arrays
+        operate(arrays, self._gradients.push(name), priority)
+        return True
+
+    def forget(self) -> None:
+        """Let the next sum of each key be checked in full."""
+        self._known.clear()
 
 
 def _is_gradient_of(weight: NDArray, array: NDArray, slot: NDArray) -> bool:

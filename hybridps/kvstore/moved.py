@@ -26,12 +26,16 @@ class MovedArray:
 
     @property
     def holds(self) -> bool:
-        """Whether the array is still in that memory: another store may have moved it again."""
+        """Whether the array is still in that memory, neither moved back nor moved again by another store."""
         return bool(self.array.handle.value == self._handle)
 
     def _swap(self) -> None:
         self.other.handle, self.array.handle = self.array.handle, self.other.handle
         self._handle = self.array.handle.value
+
+    def _swap_back(self) -> None:
+        self._swap()
+        self._handle = None
 
 
 _all_moved: WeakSet[MovedArray] = WeakSet()

@@ -16,7 +16,7 @@ from hybridps.errors import ConfigError, HybridPSError
 from hybridps.files import write_whole
 from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
-from hybridps.kvstore.calls import as_mxnet_does, calls, compression_of, key_kind
+from hybridps.kvstore.calls import as_mxnet_does, calls, common_kind, compression_of
 from hybridps.kvstore.hand_over import Holder, epochs
 from hybridps.kvstore.servers import StoreHandle, command, watched_workers
 from hybridps.kvstore.sparse import retained
@@ -96,6 +96,8 @@ class HybridKVStore(KVStore):
 
         The result is copied to `out` (default: `value`).
         """
+        if out is None and self._training.usual.begin(key, value, priority):
+            return
         updates = self._updates()
         for each in calls(self._check_kind(key), value, out):
             if not updates and self._algorithm.averages_weights and not self._training.key(each.name).outs:
@@ -311,10 +313,5 @@ class HybridKVStore(KVStore):
 
     def _check_kind(self, key: Any) -> Any:
         """Return the key or keys. Raises HybridPSError if they are of another kind than the store's other keys."""
-        kind = key_kind(key)
-        if kind is not None and self._kind is not None and kind is not self._kind:
-            raise HybridPSError(
-                f"key {key!r} is not {self._kind.__name__}, as the other keys of this store: use one kind"
-            )
-        self._kind = kind or self._kind
+        self._kind = common_kind(key, self._kind)
         return key

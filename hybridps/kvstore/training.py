@@ -17,7 +17,7 @@ from hybridps.job import Job
 from hybridps.kvstore.arrays import array_over, copy_all, dense, dtype_of, is_dense, operate, same_arrays
 from hybridps.kvstore.averaged_weights import Averaging
 from hybridps.kvstore.calls import check_compressible
-from hybridps.kvstore.gradient_arrays import GradientArrays
+from hybridps.kvstore.gradient_arrays import GradientArrays, UsualSums
 from hybridps.kvstore.key import Key
 from hybridps.kvstore.program_steps import ProgramSteps
 from hybridps.kvstore.sparse import SparseArrays, all_rows
@@ -60,6 +60,8 @@ class Training:
         self._compresses = False
         """Whether gradients are compressed."""
         self._steps = ProgramSteps()
+        self.usual = UsualSums(self._steps, self._sums)
+        """Sums that are begun without this object."""
         self._preserved: set[str] = set()
         """Keys with a gradient that was summed elsewhere, because the program may still read it."""
         self._leading: set[str] = set()
@@ -129,16 +131,17 @@ class Training:
         If the servers update, the arrays receive the weights. `in_place`: the sum replaces the values, so that these
         may live in memory of hybridps.
         """
-        self.key(name)
+        key = self.key(name)
         if self._steps.is_first(name):
             self._begin()
         self._steps.pushed[name] = values
-        averages = self._averaging.announce(
-            name
-        )  # a key that the store trains may have been initialised, not broadcast
+        averages = self._averaging.announce(name)  # it may have been initialised, not broadcast, and be trained here
         summed = self._sum(name, values, priority, in_step=True, in_place=in_place)
-        if not averages and not self._store_updates():
-            self.keys[name].stored = _kept(summed[0])
+        if not self._store_updates():
+            if not averages:
+                key.stored = _kept(summed[0])
+            is_usual = in_place and len(values) == 1 and key.at_servers is None
+            self.usual.note(key.index, name, self._gradients.moved(name) if is_usual else None)
         return summed
 
     def sum_alone(self, name: str, values: Sequence[NDArray], priority: int) -> NDArray:
@@ -155,6 +158,7 @@ class Training:
 
     def set_updater(self, updater: Any, store_type: str) -> None:
         """Update the stored values by `updater` from now on. Raises HybridPSError if that is not possible."""
+        self.usual.forget()
         self.updates.set_updater(updater, store_type)
         self.check_precision(store_type)
 
@@ -196,6 +200,7 @@ class Training:
         self._sparse.close()
         self.updates.close()
         self._averaging.close()
+        self.usual.forget()
         self.keys.clear()
 
     def _begin(self) -> None:

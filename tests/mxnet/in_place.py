@@ -9,10 +9,12 @@ from unittest.mock import patch
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
 
 from hybridps.kvstore import averaged_weights
+from hybridps.kvstore.gradient_arrays import UsualSums
 from hybridps.kvstore.moved import move_weights
 from hybridps.step import schedule, votes
 from hybridps.step.timing import TimeSpent
@@ -186,7 +188,7 @@ def static_shapes():
 
             return hybridize
 
-        check(change, steps=8)
+        check(change, steps=8, on_store=when % 2 == 1)
 
 
 def arrays_that_are_held():
@@ -380,6 +382,65 @@ def shared():
         return share
 
     check(change)
+
+
+def usual_sums():
+    """After steps that were all alike, gradients are pushed in every form, and replaced, and an optimizer is set."""
+    usual, begin = Counter(), UsualSums.begin
+
+    def counting(self, key, value, priority):
+        begun = begin(self, key, value, priority)
+        usual[key] += begun
+        return begun
+
+    def summed(store):
+        weights = [nd.ones(300) * key for key in range(4)]
+        gradients, others = ([nd.zeros(300) for _ in weights] for _ in range(2))
+        autograd.mark_variables(weights, gradients)
+        for key, weight in enumerate(weights):
+            store.broadcast(key, weight, out=weight)
+        seen, forms = [], {8: lambda g: g, 9: lambda g: (g,), 10: lambda g: [g * 2], 11: lambda g: [g, g + 1]}
+        for step in range(24):
+            if step == 13:
+                gradients[1] = nd.zeros(300)
+                autograd.mark_variables([weights[1]], [gradients[1]])
+            if step == 16:
+                store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+            with autograd.record():
+                losses = [(weight * weight / (step + 1)).sum() for weight in weights]
+            autograd.backward(losses)
+            for key, (gradient, other) in enumerate(zip(gradients, others, strict=True)):
+                value = forms.get(step, lambda g: [g])(gradient) if key != 2 else [gradient]
+                if key == 0 and step in (5, 6):
+                    pass  # another key begins the step
+                elif step >= 16 and key != 2:
+                    store.pushpull(key, value, out=weights[key])
+                elif key == 3 and step == 12:
+                    store.push(key, value)
+                else:
+                    store.pushpull(key, value, **({"out": other} if step == 14 and key != 2 else {}))
+                store.pull(key, out=other)
+                seen += [gradient.asnumpy(), other.asnumpy(), weights[key].asnumpy()]
+        return seen
+
+    def assert_same(some, others):
+        for number, (got, want) in enumerate(zip(some, others, strict=False)):
+            step, key, what = number // 12, number // 3 % 4, ("gradient", "stored value", "weight")[number % 3]
+            np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=f"step {step}, {what} of key {key}")
+
+    store = mx.kv.create(TYPE)
+    with patch.object(UsualSums, "begin", counting):
+        found = summed(store)
+    # What `local` has stored before the first update is the gradient itself, which then changes with it.
+    assert_same(found[: 16 * 12], summed(mx.kv.create("local")))
+    with patch.object(UsualSums, "begin", lambda *arguments: False):
+        assert_same(found, summed(mx.kv.create(TYPE)))
+    assert not usual[0], usual  # it begins the steps
+    assert usual[2] == 13, usual
+    assert min(usual[1], usual[3]) >= 3, usual
+    for key in (True, 4):
+        with pytest.raises(mx.MXNetError, match=f"key '{key}' is unknown"):
+            store.pushpull(key, nd.zeros(300))
 
 
 def an_optimizer_that_is_set_anew():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from in_thread import in_thread
 from rightness import assert_right
@@ -33,13 +35,19 @@ SEEN = [
     "bound",
     "forked",
     "shared",
+    "usual_sums",
     "an_optimizer_that_is_set_anew",
 ]
 
 ALIKE = ("static_shapes",)
 """Programs that are much like others: nightly."""
 
-OF_SUMS_ALONE = ("fused_when_frozen_and_thawed", "gradients_marked_to_add_up", "an_optimizer_that_is_set_anew")
+OF_SUMS_ALONE = (
+    "fused_when_frozen_and_thawed",
+    "gradients_marked_to_add_up",
+    "usual_sums",
+    "an_optimizer_that_is_set_anew",
+)
 SEEN_WITH_AVERAGES = [name for name in SEEN if name not in OF_SUMS_ALONE]
 
 MODES = {
@@ -88,6 +96,19 @@ def check_alone(programs: list[str], folder: Path, **extra: str) -> None:
     with in_thread(Server()) as server:
         done = run(1, programs, folder, {"HYBRIDPS_SERVERS": server.address} | extra)
     assert_right(done, programs, 1)
+
+
+def test_the_address_of_an_array_is_asked_for_when_it_has_been_computed() -> None:
+    """MXNet would allocate the memory twice if it computed the array at the same time, and the values would be lost."""
+    import mxnet as mx
+
+    from hybridps.kvstore.arrays import address_of
+
+    array, factor = mx.nd.ones((800, 800)), mx.nd.ones((800, 800)) / 800
+    for _ in range(10):
+        array = mx.nd.dot(array, factor)
+    computed = np.frombuffer(ctypes.string_at(address_of(array), 4 * array.size), np.float32)
+    np.testing.assert_allclose(computed, array.asnumpy().ravel())
 
 
 @pytest.mark.parametrize(
