@@ -111,6 +111,34 @@ def test_the_address_of_an_array_is_asked_for_when_it_has_been_computed() -> Non
     np.testing.assert_allclose(computed, array.asnumpy().ravel())
 
 
+def test_the_sum_of_a_gradient_that_was_moved_back_is_not_usual() -> None:
+    import mxnet as mx
+    from mxnet import autograd
+
+    from hybridps.kvstore.gradient_arrays import MovedGradient, UsualSums
+    from hybridps.kvstore.program_steps import ProgramSteps
+
+    weight, gradient, slot = mx.nd.ones(4), mx.nd.zeros(4), mx.nd.zeros(4)
+    autograd.mark_variables([weight], [gradient])
+    moved, steps, pushed = MovedGradient(weight, gradient, slot), ProgramSteps(), []
+    steps.begin(["first", "second"])
+    steps.pushed["first"] = [mx.nd.zeros(4)]
+
+    class Gradients:
+        def push(self, name: str) -> None:
+            pushed.append(name)
+            raise InterruptedError
+
+    sums = UsualSums(steps, Gradients())  # type: ignore[arg-type]
+    sums.note(2, "second", moved)
+    with pytest.raises(InterruptedError):
+        sums.begin(2, [gradient], 0)
+    assert pushed.pop() == "second"
+    del steps.pushed["second"]
+    moved.undo()
+    assert not sums.begin(2, [gradient], 0)
+
+
 @pytest.mark.parametrize(
     "programs",
     [
