@@ -46,7 +46,8 @@ class MovedGradient(MovedArray):
         now = self.weight.grad  # a different one if the program has changed `grad_req`, or None
         is_marked = now is not None and address_of(now) == address_of(self.array)
         overwrites = is_marked and is_overwritten(self.weight, self.array)  # the program may have marked it again
-        self._swap_back()
+        self._swap()
+        self._handle = None
         if is_marked:
             mark(self.weight, self.array, self.weight._fresh_grad, overwrites)
         return self.other
@@ -207,7 +208,7 @@ class UsualSums:
         """Note that a key was summed in a step, in place, and that nothing updates it. `moved`: its only gradient."""
         if moved is None:
             self._known.pop(key, None)
-        elif key not in self._known or self._known[key][1] is not moved:
+        else:
             self._known[key] = name, moved, [moved.array]
 
     def begin(self, key: Any, value: Any, priority: int) -> bool:

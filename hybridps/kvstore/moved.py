@@ -33,10 +33,6 @@ class MovedArray:
         self.other.handle, self.array.handle = self.array.handle, self.other.handle
         self._handle = self.array.handle.value
 
-    def _swap_back(self) -> None:
-        self._swap()
-        self._handle = None
-
 
 _all_moved: WeakSet[MovedArray] = WeakSet()
 """The moved arrays of all stores in the process."""

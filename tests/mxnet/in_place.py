@@ -188,7 +188,7 @@ def static_shapes():
 
             return hybridize
 
-        check(change, steps=8, on_store=when % 2 == 1)
+        check(change, steps=8)
 
 
 def arrays_that_are_held():
