@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
-from hybridps.cli.run.mpirun import WITHOUT_OFI
+from hybridps.cli.run.mpirun import WITHOUT_OFI, Mpirun, find_mpirun
 
 _SESSIONS = tempfile.mkdtemp(prefix="hybridps-tests-")
 """Holds mpirun's own files, a folder for each start: a killed one leaves its files to the next with its process id."""
@@ -52,11 +53,15 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return kept | root | session | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
 
 
+@cache
+def library() -> Mpirun:
+    """The MPI library of this environment: Open MPI, MPICH or Intel MPI, whichever wheel is installed."""
+    return find_mpirun()
+
+
 def command(ranks: int, arguments: Sequence[str]) -> list[str]:
     """The mpirun command that starts Python with `arguments` on each rank."""
-    mpirun = Path(sys.executable).with_name("mpirun")
-    flags = ["--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [str(mpirun) if mpirun.exists() else "mpirun", *flags, sys.executable, *arguments]
+    return [*library().command(ranks, (), {}, [sys.executable, *arguments])]
 
 
 def mpirun(
