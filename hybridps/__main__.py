@@ -7,7 +7,6 @@ command line.
 from __future__ import annotations
 
 import atexit
-import os
 import runpy
 import socket
 import sys
@@ -18,14 +17,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType, TracebackType
 
 from hybridps import progress
-from hybridps.config import load_settings, started_by_mpi
+from hybridps.config import load_settings, started_by_mpi, world_rank, world_size
 from hybridps.errors import ConfigError
 from hybridps.events import Evaluated
 from hybridps.mxnet_import import register_types_with_mxnet
 from hybridps.processes import die_with_parent, use_memory_here
-
-_RANK, _SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
-"""Open MPI's variables with the place of this worker in its MPI world, and the number of workers there."""
 
 
 def main() -> None:
@@ -100,8 +96,8 @@ def _say_if_apart() -> None:
 
     with suppress(ConfigError):
         settings = load_settings()
-        is_first = os.environ.get(_RANK) == "0" and not settings.group_index
-        workers = sum(settings.group_sizes or (int(os.environ.get(_SIZE, "1")),))
+        is_first = world_rank() == 0 and not settings.group_index
+        workers = sum(settings.group_sizes or (world_size(),))
         if not is_first or workers == 1 or Session.opened or "mxnet" not in sys.modules:
             return
         print(

@@ -14,6 +14,8 @@ from hybridps.config.reading import (
     text_of,
     to_environment,
     tuning_file,
+    world_rank,
+    world_size,
 )
 from hybridps.config.settings import (
     LONGEST_SECONDS,
@@ -38,4 +40,6 @@ __all__ = [
     "to_environment",
     "tuning_file",
     "without_secrets",
+    "world_rank",
+    "world_size",
 ]

@@ -101,6 +101,20 @@ def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
     return any(mark in environ for mark in marks)
 
 
+def world_size(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the number of ranks of this process's MPI world; 1 if it was not started by MPI."""
+    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+    if not started_by_mpi(environ):
+        return 1
+    return max((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default=1)
+
+
+def world_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """Return the rank of this process in its MPI world; 0 if it was not started by MPI."""
+    names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), 0)
+
+
 def _unknown(field: str) -> str:
     given, known = (PREFIX + field.upper()), [PREFIX + each.upper() for each in Settings.__struct_fields__]
     return f"{given} is not a setting of hybridps{did_you_mean(given, known)}"

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from worlds import environment
+from worlds import environment, installed, is_open_mpi
+
+from hybridps.cli.run.mpirun import INTEL_MPI
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,7 +34,7 @@ def test_each_worker_has_lines_a_file_cores_and_gpus_of_its_own(tmp_path: Path) 
         "-x",
         "CUDA_VISIBLE_DEVICES=4,5,6",
         "--mpi-args",
-        "--display bind",
+        "--display bind" if is_open_mpi() else "-prot" if installed().flavour == INTEL_MPI else "-print-all-exitcodes",
         "--",
         sys.executable,
         f"{tmp_path}/program",

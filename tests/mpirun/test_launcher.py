@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from worlds import SUM, after_first_line
+from worlds import SUM, after_first_line, is_open_mpi
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -289,7 +289,8 @@ def test_a_killed_launcher_leaves_no_process_behind(launched: Launched) -> None:
 
 
 def test_a_killed_mpirun_leaves_no_rank_and_no_file_behind(launched: Launched, script: Path) -> None:
-    assert len(list(script.parent.glob("hybridps-*/ompi.*"))) == 2, "where mpirun keeps its files"
+    if is_open_mpi():
+        assert len(list(script.parent.glob("hybridps-*/ompi.*"))) == 2, "where mpirun keeps its files"
     for mpirun in psutil.Process(launched.popen.pid).children():
         mpirun.kill()
     status, output = launched.end()

@@ -109,7 +109,8 @@ def test_clocks_that_differ_are_measured(tmp_path: Path) -> None:
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this host makes no time namespaces")
     wrapper = tmp_path / "wrapper"
-    wrapper.write_text(f'#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 0 ] || exec {" ".join(inside)} "$@"\nexec "$@"\n')
+    first = '[ "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 0 ]'
+    wrapper.write_text(f'#!/bin/sh\n{first} || exec {" ".join(inside)} "$@"\nexec "$@"\n')
     wrapper.chmod(0o700)
     words = ("run", "-n", "2", "--quiet", "--trace", "--run", str(tmp_path / "run"), "--", str(wrapper))
     hybridps(*words, sys.executable, "-m", "hybridps", SCRIPT, str(STEPS), "-1")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from hybridps.cli.run.mpirun import WITHOUT_OFI, find_mpirun
+from hybridps.cli.run.mpirun import OPEN_MPI, WITHOUT_OFI, find_mpirun
 
 _SESSIONS = tempfile.mkdtemp(prefix="hybridps-tests-")
 """Holds mpirun's own files, a folder for each start: a killed one leaves its files to the next with its process id."""
@@ -53,13 +53,18 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return kept | root | session | {"OMP_NUM_THREADS": "1"} | dict(extra or {})
 
 
-_installed = cache(find_mpirun)
+installed = cache(find_mpirun)
 """Returns the mpirun of this environment: Open MPI's, MPICH's or Intel MPI's. It takes a process to find out."""
+
+
+def is_open_mpi() -> bool:
+    """Whether this environment has Open MPI."""
+    return installed().flavour == OPEN_MPI
 
 
 def command(ranks: int, arguments: Sequence[str]) -> list[str]:
     """The mpirun command that starts Python with `arguments` on each rank."""
-    return [*_installed().command(ranks, (), {}, [sys.executable, *arguments])]
+    return [*installed().command(ranks, (), {}, [sys.executable, *arguments])]
 
 
 def mpirun(

@@ -5,7 +5,9 @@ import os
 import mxnet as mx
 from mxnet import autograd, gluon
 
-other = int(os.environ.get("HYBRIDPS_GROUP_INDEX", "0")) or int(os.environ["OMPI_COMM_WORLD_RANK"])
+from hybridps.config import world_rank
+
+other = int(os.environ.get("HYBRIDPS_GROUP_INDEX", "0")) or world_rank()
 how = os.environ["DIFFERS"] if other else ""
 dtype = "float64" if how == "dtype" else "float32"
 net = gluon.nn.HybridSequential()

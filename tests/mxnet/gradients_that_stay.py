@@ -10,7 +10,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, nd
 
-workers = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+from hybridps.config import world_size
+
+workers = world_size()
 
 
 class Weight:

@@ -13,6 +13,7 @@ import pytest
 from mxnet import autograd, gluon, nd
 from mxnet.ndarray import NDArray
 
+from hybridps.config import world_rank, world_size
 from hybridps.kvstore import averaged_weights
 from hybridps.kvstore.gradient_arrays import UsualSums
 from hybridps.kvstore.moved import move_weights
@@ -25,7 +26,7 @@ TYPE = os.environ.get("STORE", "dist_hybridps_sync")
 SETTLED = 6
 """From this step on arrays stay where they are."""
 
-rank, workers = (int(os.environ.get(f"OMPI_COMM_WORLD_{name}", "1")) for name in ("RANK", "SIZE"))
+rank, workers = world_rank(), world_size()
 copied = Counter()
 """Copies of the program and of the store, by the number of their elements."""
 

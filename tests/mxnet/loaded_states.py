@@ -10,11 +10,12 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon, nd
 
+from hybridps.config import world_rank, world_size
 from hybridps.kvstore.updates import reading
 
 reading.PART_BYTES = 256  # files of several parts
-rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-group_size = int(os.environ["OMPI_COMM_WORLD_SIZE"]) // int(os.environ["HYBRIDPS_GROUPS"])
+rank = world_rank()
+group_size = world_size() // int(os.environ["HYBRIDPS_GROUPS"])
 leader = rank - rank % group_size
 TYPE = "dist_hybridps_sync"
 STEPS = 3
@@ -135,7 +136,7 @@ def own_devices(folder):
             trainer.step(workers)
         return net.weight.data(context)
 
-    workers = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    workers = world_size()
     for optimizer in ("adam", "nadam", "adamax"):
         expected = train_sparse(*make_sparse("local", mx.cpu(0), optimizer), mx.cpu(0), 1, range(6)).asnumpy()
         context, path = mx.cpu(rank), str(folder / f"{optimizer}-of-0")

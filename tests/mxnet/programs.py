@@ -11,9 +11,11 @@ import numpy as np
 from mxnet import autograd, gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
+from hybridps.config import world_rank, world_size
+
 TYPE = os.environ.get("STORE", "dist_hybridps_sync")
-rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
-workers = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+rank = world_rank()
+workers = world_size()
 if TYPE == "dist_sync":  # a process may have only one such store
     store = mx.kv.create(TYPE)
     rank, workers = store.rank, store.num_workers

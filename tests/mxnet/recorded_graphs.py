@@ -11,9 +11,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon, nd
 
+from hybridps.config import world_size
+
 TYPE = os.environ["STORE"]
 ON_STORE = os.environ["UPDATE"] == "store"
-workers = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+workers = world_size()
 
 Seen = list[np.ndarray]
 

@@ -13,8 +13,9 @@ from mxnet import nd
 from mxnet.profiler import set_state  # before hybridps may have changed anything
 
 import hybridps.kvstore  # noqa: F401
+from hybridps.config import world_rank
 
-rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+rank = world_rank()
 folder = Path(os.environ.get("FOLDER", "."))
 has_servers = os.environ.get("HYBRIDPS_GROUPS") == "2"
 PUSHES = 5

@@ -15,6 +15,8 @@ import psutil
 import pytest
 from worlds import command, environment, mpirun
 
+from hybridps.config import started_by_mpi, world_rank
+
 pytest.importorskip("mxnet")
 pytestmark = [pytest.mark.mxnet, pytest.mark.timeout(170)]
 
@@ -115,8 +117,8 @@ def ranks(process: psutil.Process, group: int | None = None) -> dict[int, psutil
             told = child.environ()
         except psutil.Error:
             continue
-        if "OMPI_COMM_WORLD_RANK" in told and group in (None, int(told.get("HYBRIDPS_GROUP_INDEX", 0))):
-            found[int(told["OMPI_COMM_WORLD_RANK"])] = child
+        if started_by_mpi(told) and group in (None, int(told.get("HYBRIDPS_GROUP_INDEX", 0))):
+            found[world_rank(told)] = child
     return found
 
 

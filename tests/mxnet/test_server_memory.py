@@ -26,10 +26,11 @@ SCRIPT = """
 import os, sys, time
 import mxnet as mx
 from mxnet import autograd, gluon
+from hybridps.config import world_rank
 from hybridps.tiers.servers import ServersTier
 
 def register(*arguments, join=ServersTier.register):
-    time.sleep(0.3 * int(os.environ["OMPI_COMM_WORLD_RANK"]))  # the second group comes later, to each table
+    time.sleep(0.3 * world_rank())  # the second group comes later, to each table
     return join(*arguments)
 
 ServersTier.register = register

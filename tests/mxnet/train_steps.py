@@ -14,12 +14,14 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from hybridps.config import world_rank, world_size
+
 STEPS, BATCH, INPUTS, CLASSES = 4, 48, 20, 10
 
 name, apis, out = sys.argv[1:4]
 seed_step = int(sys.argv[4]) if len(sys.argv) > 4 else 0
-rank = int(os.environ.get("RANK_BASE", "0")) + int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
-workers = int(os.environ.get("WORKERS", os.environ.get("OMPI_COMM_WORLD_SIZE", "1")))
+rank = int(os.environ.get("RANK_BASE", "0")) + world_rank()
+workers = int(os.environ.get("WORKERS", world_size()))
 random = np.random.RandomState(0)
 images = random.randn(STEPS * BATCH, INPUTS).astype("float32")
 labels = random.randint(0, CLASSES, STEPS * BATCH)

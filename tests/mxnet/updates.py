@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon, nd
 
+from hybridps.config import world_rank
 from hybridps.kvstore.updates.states_file import states_to_bytes
 
 TYPE = os.environ.get("STORE", "dist_hybridps_sync")
 WORKERS = int(os.environ.get("WORKERS", "1"))
 """Workers whose gradients are pushed: under `local` by one process."""
 
-rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+rank = world_rank()
 SHAPES = {3: (7, 5), 5: (300,), 6: (1,), 9: (40, 11), 11: (1000,)}
 STEPS = 7
 

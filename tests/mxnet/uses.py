@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon, nd
 
+from hybridps.config import world_rank, world_size
 from hybridps.errors import HybridPSError, LayoutError
 
 STEPS, BATCH = 6, 24
-rank, workers = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+rank, workers = world_rank(), world_size()
 random = np.random.RandomState(0)
 images = random.randn(STEPS * BATCH, 6).astype("float32")
 labels = random.randint(0, 3, STEPS * BATCH).astype("float32")

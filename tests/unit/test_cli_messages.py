@@ -11,7 +11,6 @@ import pytest
 
 import hybridps
 from hybridps.cli.doctor import LATE, NOTE, OK, PROBLEM, Done, check_huge_pages, check_python, judge_hello
-from hybridps.cli.serve.serve import world_size
 from hybridps.cli.summary import print_summary
 from hybridps.config import Settings
 
@@ -109,13 +108,6 @@ def test_starting_the_command_line_imports_no_mpi_mxnet_or_zmq() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS)
     assert done.stdout.endswith("set()\n")
-
-
-def test_a_server_knows_whether_it_is_a_rank_of_a_world() -> None:
-    assert world_size({}) == 1
-    assert world_size({"OMPI_COMM_WORLD_SIZE": "1"}) == 1
-    assert world_size({"PMI_RANK": "0", "PMI_SIZE": "5"}) == 5
-    assert world_size({"SLURM_STEP_NUM_TASKS": "4"}) == 1
 
 
 def test_the_doctor_names_a_python_that_fits_as_a_note_since_only_mxnet_needs_it() -> None:

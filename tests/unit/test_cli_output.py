@@ -191,6 +191,45 @@ def test_what_mpich_says_is_dropped_and_the_signal_kept() -> None:
     assert noise.feed(DASHES) == [DASHES]
 
 
+def test_what_intel_mpi_says_of_each_rank_is_dropped_with_the_empty_line_before() -> None:
+    noise = NoiseFilter(blocks=False)
+    block = ["", "=" * 83, "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "=   RANK 0 PID 7 RUNNING AT a"]
+    said = ["a line", *block, "=" * 83, *block, "=" * 83]
+    assert [line for part in said for line in noise.feed(part)] == ["a line"]
+    assert noise.end() == []
+
+
+def test_the_rank_that_aborted_is_known() -> None:
+    noise = NoiseFilter()
+    said = "Abort(4) on node 3 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 4) - process 3"
+    assert noise.feed(said) == []
+    assert noise.first_rank == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "host", "is_some"),
+    [
+        ("[mpiexec@a] Error: Unable to run bstrap_proxy on node7 (pid 5, exit code 65280)", "node7", False),
+        ("[mpiexec@a] ui_cmd_cb (mpiexec/pmiserv_pmci.c:51): Launch proxy failed.", "", True),
+        ("Launch proxy failed.", "", False),
+    ],
+)
+def test_a_host_that_cannot_be_reached_is_known(said: str, host: str, is_some: bool) -> None:
+    noise = NoiseFilter()
+    assert noise.feed(said) == [said]
+    assert (noise.lost_host, noise.lost_some_host) == (host, is_some)
+
+
+def test_empty_lines_of_a_script_come_out_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = NoiseFilter(blocks=False)
+    said = ["", "", "a", "", "=" * 83, "b", ""]
+    assert [line for part in said for line in noise.feed(part)] == said[:-1]
+    assert noise.tick() == []
+    monkeypatch.setattr(noise, "HOLD_SECONDS", 0.0)
+    assert noise.tick() == [""]
+    assert NoiseFilter().feed("") == [""]
+
+
 SUMMARY = ["=" * 80, "Layer (type)  Output Shape", "=" * 80, "", "=   Accuracy 3", "=" * 120, "=" * 120, "the end"]
 
 

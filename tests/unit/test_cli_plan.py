@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from hybridps.cli.app import read_settings
-from hybridps.cli.run.mpirun import MPICH, OPEN_MPI, WITHOUT_OFI, Mpirun, flavour_of, rank_environment
+from hybridps.cli.run.mpirun import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    WITHOUT_OFI,
+    Mpirun,
+    find_mpirun,
+    flavour_of,
+    rank_environment,
+)
 from hybridps.cli.run.options import trigger_of
 from hybridps.cli.run.plan import ServerLaunch, make_launch, user_command
 from hybridps.cli.run.plan.hosts import Host, parse_hostfile, parse_hosts, split_hosts
@@ -348,7 +357,57 @@ def test_the_command_line_of_mpich() -> None:
     )
 
 
+def test_the_command_line_of_intel_mpi_whose_hosts_have_no_numbers() -> None:
+    mpirun = Mpirun("mpirun", INTEL_MPI)
+    assert mpirun.command(3, parse_hosts("a:2,b:2,c:1"), {"A": "1"}, ["x", "y"], over_ssh=True) == (
+        *("mpirun", "-launcher", "ssh", "-genv", "A", "1"),
+        *("-host", "a", "-n", "2", "x", "y", ":", "-host", "b", "-n", "1", "x", "y"),
+    )
+    assert mpirun.command(3, (), {}, ["x"]) == ("mpirun", "-n", "3", "x")
+
+
+def test_intel_mpi_is_told_of_the_batch_system_as_by_its_script() -> None:
+    mpirun, slurm = Mpirun("mpirun", INTEL_MPI), {"SLURM_JOBID": "1", "PBS_NODEFILE": "f"}
+    assert mpirun.of_batch_system(slurm) == {"I_MPI_HYDRA_BOOTSTRAP": "slurm"}
+    assert mpirun.of_batch_system({"PBS_ENVIRONMENT": "b", "PBS_NODEFILE": "f"}) == {
+        "I_MPI_HYDRA_RMK": "pbs",
+        "I_MPI_HYDRA_BOOTSTRAP": "pbs",
+    }
+    assert mpirun.of_batch_system(slurm | {"I_MPI_HYDRA_BOOTSTRAP": "ssh"}) == {}
+    assert Mpirun("mpirun", MPICH).of_batch_system(slurm) == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "used"),
+    [
+        ({}, [], "mpiexec.hydra"),
+        ({}, ["bin/mpivars.sh"], "mpirun"),
+        ({}, ["env/vars.sh"], "mpirun"),
+        ({"I_MPI_ROOT": "here"}, ["env/vars.sh"], "mpiexec.hydra"),
+        ({"I_MPI_ROOT": "here", "PE_HOSTFILE": "f"}, [], "mpirun"),
+    ],
+)
+def test_the_program_of_intel_mpi_gets_the_signals(
+    environ: dict[str, str], files: list[str], used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "env").mkdir()
+    (tmp_path / "bin" / "mpirun").write_text("#!/bin/sh\necho 'Intel(R) MPI Library for Linux* OS, Version 2021.18'\n")
+    (tmp_path / "bin" / "mpiexec.hydra").write_text("#!/bin/sh\n")
+    for path in [*files, "bin/mpirun", "bin/mpiexec.hydra"]:
+        (tmp_path / path).touch()
+        (tmp_path / path).chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    for name in ("I_MPI_ROOT", "PE_HOSTFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    found = find_mpirun()
+    assert (found.path, str(found)) == (str(tmp_path / "bin" / used), "Intel MPI 2021.18")
+
+
 def test_the_mpi_library_is_known_by_its_version() -> None:
+    assert flavour_of("Intel(R) MPI Library for Linux* OS, Version 2021.18.1", "mpirun") == INTEL_MPI
     assert flavour_of("mpirun (Open MPI) 5.0.11", "mpirun") == OPEN_MPI
     assert flavour_of("HYDRA build details:\n    Version: 5.0.2", "mpirun") == MPICH
     with pytest.raises(ConfigError, match="neither Open MPI's nor MPICH's"):

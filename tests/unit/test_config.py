@@ -16,6 +16,8 @@ from hybridps.config import (
     started_by_mpi,
     to_environment,
     tuning_file,
+    world_rank,
+    world_size,
 )
 from hybridps.errors import ConfigError
 
@@ -133,6 +135,14 @@ def test_mpi_launchers_are_known() -> None:
     assert not started_by_mpi({})
     assert started_by_mpi({"OMPI_COMM_WORLD_SIZE": "2"})
     assert started_by_mpi({"PMIX_RANK": "0"})
+
+
+def test_the_place_in_an_mpi_world_is_known() -> None:
+    assert (world_rank({}), world_size({})) == (0, 1)
+    assert world_size({"OMPI_COMM_WORLD_SIZE": "1"}) == 1
+    assert (world_rank({"PMI_RANK": "3", "PMI_SIZE": "5"}), world_size({"PMI_RANK": "3", "PMI_SIZE": "5"})) == (3, 5)
+    assert world_rank({"OMPI_COMM_WORLD_RANK": "2", "PMIX_RANK": "2"}) == 2
+    assert world_size({"SLURM_STEP_NUM_TASKS": "4"}) == 1
 
 
 def test_algorithm_names() -> None:

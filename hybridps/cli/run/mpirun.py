@@ -19,12 +19,23 @@ from hybridps.processes import MPI_MEMORY, MPI_MEMORY_HERE
 
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
-_MARKS = {"Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "PRRTE": OPEN_MPI, "HYDRA": MPICH, "Intel(R) MPI": MPICH}
+INTEL_MPI = "Intel MPI"
+"""Its mpirun is made from MPICH's."""
+_MARKS = {"Open MPI": OPEN_MPI, "OpenRTE": OPEN_MPI, "PRRTE": OPEN_MPI, "Intel(R) MPI": INTEL_MPI, "HYDRA": MPICH}
 _OLD_OPEN_MPI = re.compile(r"\(Open MPI\) [1-4]\.")
 """The versions that forward incomplete lines, and have no option for it."""
 _VERSION_SECONDS = 20
 _NUMBER = re.compile(r"(?:\(Open MPI\)|Version:|Version) +(\S+)")
 _BINDS = ("--bind-to", "-bind-to", "--bind-to-core", "--bind-to-socket")
+_INTEL_SCRIPTED = {"LOADL_HOSTFILE", "PE_HOSTFILE", "NB_PARALLEL_JOB_HOSTS", "I_MPI_YARN"}
+"""Variables of batch systems that only the script of Intel MPI knows."""
+_INTEL_BATCH = {
+    "PBS_ENVIRONMENT": ("I_MPI_HYDRA_RMK", "pbs"),
+    "LSB_JOBID": ("I_MPI_HYDRA_RMK", "lsf"),
+    "SLURM_JOBID": ("I_MPI_HYDRA_BOOTSTRAP", "slurm"),
+    "PBS_NODEFILE": ("I_MPI_HYDRA_BOOTSTRAP", "pbs"),
+}
+"""Variables of batch systems, and the setting with which the script of Intel MPI makes its program use each."""
 WITHOUT_OFI = {"OMPI_MCA_btl": "^ofi"}
 """Leaves out Open MPI's one-sided transport over OFI, which sleeps for a second in `MPI_Init` where it finds no fabric.
 Messages over fabrics of OFI use another component (`mtl/ofi`)."""
@@ -54,11 +65,23 @@ class Mpirun:
         return _OLD_OPEN_MPI.search(self.version) is not None
 
     @property
+    def names_ranks_that_failed(self) -> bool:
+        """Whether its messages and exit status tell which rank ended first, and how; Open MPI's do."""
+        return self.flavour == OPEN_MPI
+
+    @property
     def death_signal(self) -> int:
         """The signal that ends mpirun together with all of its ranks, even those that ignore SIGTERM."""
         # On SIGTERM, Open MPI's mpirun kills its ranks, but MPICH's waits for them. When MPICH's is killed, its proxies
         # kill the ranks; when Open MPI's is killed, its ranks keep running.
         return signal.SIGTERM if self.flavour == OPEN_MPI else signal.SIGKILL
+
+    def of_batch_system(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that make Intel MPI use the batch system of this environment, unless the user chose."""
+        if self.flavour != INTEL_MPI or "I_MPI_HYDRA_BOOTSTRAP_EXEC" in environ:
+            return {}
+        wanted = reversed([setting for name, setting in _INTEL_BATCH.items() if name in environ])
+        return {name: text for name, text in wanted if name not in environ}
 
     def command(
         self,
@@ -80,7 +103,7 @@ class Mpirun:
         values must not be on a command line. `tagged`: forward whole lines, each after the tag of its rank (`tag`).
         `more`: the user's own options for mpirun.
         """
-        is_open_mpi, options = self.flavour == OPEN_MPI, []
+        is_open_mpi, options, of_intel = self.flavour == OPEN_MPI, [], self.flavour == INTEL_MPI
         if is_open_mpi:
             # Otherwise, several mpiruns on one host would each bind their first rank to core 0.
             options += ["--oversubscribe", *([] if set(_BINDS) & set(more) else ["--bind-to", "none"])]
@@ -88,7 +111,7 @@ class Mpirun:
                 options += ["--stream-buffering", "0"]
         if tagged:
             options += self._tags()
-        if hosts:
+        if hosts and not of_intel:
             options += ["--host" if is_open_mpi else "-hosts", ",".join(map(str, hosts))]
         if over_ssh:
             options += self._over_ssh()
@@ -98,7 +121,8 @@ class Mpirun:
             elif name not in secret:
                 # All ranks get the whole environment anyway, and anyone on the host can read a command line.
                 options += ["-genv", name, value]
-        return (self.path, *options, *more, "-n", str(workers), *command)
+        sets = _sets(workers, hosts, command) if hosts and of_intel else ("-n", str(workers), *command)
+        return (self.path, *options, *more, *sets)
 
     def _tags(self) -> list[str]:
         if self.flavour != OPEN_MPI:
@@ -109,6 +133,17 @@ class Mpirun:
         if self.flavour != OPEN_MPI:
             return ["-launcher", "ssh"]
         return ["--mca", "plm", "rsh"] if self._is_old else ["--prtemca", "plm", "ssh"]
+
+
+def _sets(workers: int, hosts: Sequence[Host], command: Sequence[str]) -> list[str]:
+    """Return Intel MPI's words for the ranks of each host: its list of hosts has no numbers."""
+    words: list[str] = []
+    for host in hosts:
+        count = min(host.slots, workers)
+        workers -= count
+        if count:
+            words += [*([":"] if words else []), "-host", host.name, "-n", str(count), *command]
+    return words
 
 
 def find_mpirun() -> Mpirun:
@@ -132,7 +167,19 @@ def find_mpirun() -> Mpirun:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{found} --version failed: {error}") from None
     version = done.stdout + done.stderr
-    return Mpirun(found, flavour_of(version, found), version)
+    flavour = flavour_of(version, found)
+    return Mpirun(_program_of(found) if flavour == INTEL_MPI else found, flavour, version)
+
+
+def _program_of(script: str) -> str:
+    """Return the program that Intel MPI's mpirun, a shell script, starts; the script where it does more than that.
+
+    The script passes no signals on, and looks for the program only on PATH.
+    """
+    program = Path(script).with_name("mpiexec.hydra")
+    sources = [] if "I_MPI_ROOT" in os.environ else ["mpivars.sh", "../env/vars.sh", "../setvars.sh"]
+    does_more = not _INTEL_SCRIPTED.isdisjoint(os.environ) or any((program.parent / each).exists() for each in sources)
+    return script if does_more or not os.access(program, os.X_OK) else str(program)
 
 
 def flavour_of(version: str, path: str) -> str:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 from hybridps.addresses import problem_of_server
 from hybridps.cli.serve.options import ServeOptions
-from hybridps.config import Settings, started_by_mpi
+from hybridps.config import Settings, world_size
 from hybridps.errors import ConfigError
-
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def serve(given: ServeOptions, settings: Settings) -> int:
     """Serve until SIGTERM, SIGINT, or the end of the last group; return the exit status. Raises HybridPSError."""
-    in_world = world_size(os.environ) > 1
+    in_world = world_size() > 1
     _check(given, settings, in_world)
     if in_world:
         from hybridps.job.servers import serve_in_world
@@ -72,10 +67,3 @@ def check_can_snapshot(settings: Settings) -> None:
         problem = "the servers of racks take no snapshots"
     if problem is not None:
         raise ConfigError(f"--snapshots {settings.snapshots} cannot be used: {problem}; omit the option")
-
-
-def world_size(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks of this process's MPI world; 1 if it was not started by MPI."""
-    if not started_by_mpi(environ):
-        return 1
-    return max((int(environ[name]) for name in _SIZES if environ.get(name, "").isdecimal()), default=1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from hybridps.cli.run.children.output import NoiseFilter
+from hybridps.cli.run.children.rank_ends import RankEnds
 from hybridps.cli.run.children.rank_lines import RankSplitter
 
 
@@ -36,6 +37,10 @@ class Child:
     """The names under which the lines of its ranks are shown."""
     mark: str
     """A variable in its environment, which its descendants inherit."""
+    ends: RankEnds | None = None
+    """Collects how its ranks ended, if they print it."""
+    hosts: str = ""
+    """The hosts of its ranks, in words, if they are named."""
     streams: list[Stream] = field(default_factory=list)
     status: int | None = None
     """The exit status as a shell counts it, 128 + n for signal n; None while the process runs."""

@@ -56,10 +56,11 @@ class LineSplitter:
 class NoiseFilter:
     """Drops mpirun's messages about ranks that ended, which the launcher reports itself, once.
 
-    Open MPI writes blocks of lines between two lines of dashes. On standard output, MPICH writes one block between two
-    lines of equals signs, and some single lines. A block is held back until it is complete, or for `HOLD_SECONDS` or
-    `HELD_LINES` lines; a block of another kind is then passed on unchanged. Blocks in dashes are examined only with
-    `blocks`, and blocks in equals signs only if their first line is MPICH's.
+    Open MPI writes blocks of lines between two lines of dashes. On standard output, MPICH and Intel MPI write an empty
+    line and a block between two lines of equals signs, and some single lines. A block is held back until it is
+    complete, or for `HOLD_SECONDS` or `HELD_LINES` lines; a block of another kind is then passed on unchanged. Blocks
+    in dashes are examined only with `blocks`, empty lines only without it, and blocks in equals signs only if their
+    first line is MPICH's.
     """
 
     HELD_LINES = 40
@@ -74,10 +75,14 @@ class NoiseFilter:
         """Whether a rank exited, perhaps with status 0, without calling MPI_Finalize."""
         self.lost_host = ""
         """The host that mpirun cannot reach, or can no longer reach; empty if it named none."""
+        self.lost_some_host = False
+        """Whether mpirun said that it cannot reach a host, and did not name it."""
         self._blocks = blocks
         self._held: list[str] = []
         self._before = ""
         """What a rank had printed of a line in which the held block begins."""
+        self._holds_blank = False
+        """Whether an empty line is held, before the block if there is one."""
         self._since = 0.0
         self._after_noise = False
         self._daemon_failed = False
@@ -86,7 +91,7 @@ class NoiseFilter:
         """Return the lines to show after this line."""
         self._look_for_host(line)
         if not self._held:
-            return self._outside(line)
+            return ([] if _EQUALS.fullmatch(line) else self.end()) + self._outside(line)
         end = _DASHES
         if _EQUALS.fullmatch(self._held[0]):
             if len(self._held) == 1 and not _MPICH.match(line):
@@ -103,6 +108,8 @@ class NoiseFilter:
             self._daemon_failed = True
         elif self._daemon_failed and (named := _REMOTE_HOST.match(line)):
             self.lost_host, self._daemon_failed = named["host"], False
+        elif named := _NO_PROXY.match(line):
+            self.lost_host, self.lost_some_host = named["host"] or "", named["host"] is None
 
     def tick(self) -> list[str]:
         """Return the lines that were held for too long."""
@@ -113,7 +120,8 @@ class NoiseFilter:
         held, self._held = self._held, []
         if held and self._before:
             held[0], self._before = self._before + held[0], ""
-        return held
+        blank, self._holds_blank = self._holds_blank, False
+        return ["", *held] if blank else held
 
     def _outside(self, line: str) -> list[str]:
         if self._blocks and (joined := _JOINED.fullmatch(line)):
@@ -122,8 +130,13 @@ class NoiseFilter:
         if (self._blocks and _DASHES.fullmatch(line)) or _EQUALS.fullmatch(line):
             self._held, self._since = [line], time.monotonic()
             return []
+        if not (self._blocks or line.strip() or self._after_noise):
+            self._holds_blank, self._since = True, time.monotonic()
+            return []
         if said := _SIGNAL.match(line):
             self.signal = int(said["signal"])
+        if self._blocks and self.first_rank is None and (aborted := _ABORTED.match(line)):
+            self.first_rank = int(aborted["rank"])
         noise = _NOISE_LINE.match(line) is not None or (self._after_noise and not line.strip())
         self._after_noise = noise
         return [] if noise else [line]
@@ -131,7 +144,7 @@ class NoiseFilter:
     def _complete(self) -> list[str]:
         text = " ".join(line.strip() for line in self._held[1:-1]).strip()
         if _EQUALS.fullmatch(self._held[0]):
-            self._after_noise = True
+            self._after_noise, self._holds_blank = True, False
         elif lost := _LOST.match(text):
             self.lost_host = lost["host"]
         elif not _NOISE_BLOCK.match(text):
@@ -280,7 +293,9 @@ _NOISE_LINE = re.compile(
     r"|YOUR APPLICATION TERMINATED WITH THE EXIT S"
     r"|This typically refers to a problem with your application\.$"
     r"|Please see the FAQ page for debugging suggestions$"
+    r"|Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\("
 )
+_ABORTED = re.compile(r"Abort\(\d+\) on node (?P<rank>\d+) \(rank \d+ in comm \d+\): application called MPI_Abort\(")
 _SIGNAL = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (?P<signal>\d+)\)$")
 _NOISE_BLOCK = re.compile(
     r"\w+run noticed that process rank"
@@ -291,5 +306,7 @@ _NOISE_BLOCK = re.compile(
 )
 _LOST = re.compile(r"[OP]RTE has lost communication with a remote daemon\..*Remote daemon: \S+ on node (?P<host>\S+)")
 _REMOTE_HOST = re.compile(r"\s*Remote host:\s+(?P<host>\S+)$")
+_NO_PROXY = re.compile(r"\[mpiexec@.*(Unable to run bstrap_proxy on (?P<host>\S+) |Launch proxy failed\.$)")
+"""Intel MPI names the host, and MPICH does not."""
 _VANISHED = re.compile(r"exiting\s+improperly")
 _RANK = re.compile(r"(?:process rank|invoked on rank) (?P<rank>\d+)|Process name:\s+\[\S+,(?P<last>\d+)\]")

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from hybridps.cli.run.children import keeper
 from hybridps.cli.run.children.child import Child, Stream, open_streams
 from hybridps.cli.run.children.output import ERR, OUT, NoiseFilter, Screen
+from hybridps.cli.run.children.rank_ends import RankEnds
 from hybridps.cli.run.children.rank_lines import RankSplitter
 from hybridps.errors import FAILED, ConfigError
 from hybridps.processes import STOP_SECONDS, die_with_parent, prctl
@@ -79,8 +80,10 @@ class Processes:
         on_line: Callable[[str], bool] = lambda line: False,
         tag: re.Pattern[bytes] | None = None,
         names: Mapping[int, str] = MappingProxyType({}),
+        ends: RankEnds | None = None,
+        hosts: str = "",
     ) -> Child:
-        """Start a process that gets `death_signal` when this one ends. `on_line` and `names` are as in `Child`.
+        """Start a process that gets `death_signal` when this one ends. The others are as in `Child`.
 
         `listens`: the process reads what `Child.tell` writes to its standard input. `tag` is as in `RankSplitter`.
 
@@ -101,7 +104,7 @@ class Processes:
             raise ConfigError(f"{command[0]} cannot be started: {error.strerror or error}") from None
         if process.stdin is not None:
             os.set_blocking(process.stdin.fileno(), False)
-        child = Child(name, process, on_line, names, mark)
+        child = Child(name, process, on_line, names, mark, ends, hosts)
         self._children.append(child)
         with contextlib.suppress(AttributeError, OSError):  # Linux before 5.3, or a Python built for it
             child.end = os.pidfd_open(process.pid)
@@ -174,9 +177,14 @@ class Processes:
         self._show(stream, stream.noise.feed(line) if rank is None else [line], rank)
 
     def _show(self, stream: Stream, lines: Sequence[str], rank: int | None = None) -> None:
+        child = stream.child
         for line in lines:
-            if stream.kind == ERR or not stream.child.on_line(line):
-                self._screen.line(stream.child.name_of(rank), line, stream.kind)
+            if stream.kind == OUT and child.ends is not None and (before := child.ends.hear(line)) is not None:
+                if not before.strip():
+                    continue
+                line = before  # noqa: PLW2901
+            if stream.kind == ERR or not child.on_line(line):
+                self._screen.line(child.name_of(rank), line, stream.kind)
 
     def _close(self, stream: Stream) -> None:
         self._selector.unregister(stream.pipe)
@@ -201,7 +209,12 @@ class Processes:
             self._show(stream, stream.noise.end())
         out, err = (stream.noise for stream in child.streams)
         child.first_rank, child.vanished, child.lost_host = err.first_rank, err.vanished, err.lost_host or out.lost_host
-        child.status = _status(child.process.returncode, out.signal) or (FAILED if child.lost_host else 0)
+        child.lost_host = child.lost_host or (child.hosts if err.lost_some_host else "")
+        status = _status(child.process.returncode, out.signal) or (FAILED if child.lost_host else 0)
+        is_untold = child.first_rank is None and not child.lost_host and child.process.returncode >= 0
+        if child.ends is not None and is_untold:
+            status, child.first_rank, child.vanished = child.ends.judge(status)
+        child.status = status
         self._screen.clear()
         self._on_end(child)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hybridps.cli.run.groups import bound
@@ -13,6 +13,7 @@ from hybridps.cli.run.plan import GroupLaunch, Launch
 from hybridps.cli.run.plan.places import SSH
 from hybridps.cli.run.plan.ranks import places_on_hosts
 from hybridps.config import PREFIX, SECRETS, Settings
+from hybridps.mpi_groups import rank_end
 from hybridps.processes import child_environment
 
 
@@ -36,6 +37,7 @@ def command_of_group(
     `settings` are those of its ranks, `shared` is the environment of all groups. `at_once`: progress bars are shown.
     """
     environ = child_environment(shared, settings)
+    environ |= mpirun.of_batch_system(environ)
     given = launch.environment.workers
     exported = {
         name: value
@@ -46,7 +48,7 @@ def command_of_group(
         group.size,
         group.hosts,
         exported,
-        _of_rank(launch, group),
+        _of_rank(launch, group) if mpirun.names_ranks_that_failed else _reported(_of_rank(launch, group)),
         at_once=at_once,
         over_ssh=launch.launcher == SSH,
         secret=(*SECRETS, *given),
@@ -54,6 +56,11 @@ def command_of_group(
         more=launch.ranks.mpi_arguments,
     )
     return Command(words, environ)
+
+
+def _reported(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command, changed so that each rank prints how it ended."""
+    return (sys.executable, "-I", "-S", rank_end.__file__, *command)
 
 
 def _of_rank(launch: Launch, group: GroupLaunch) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from functools import partial
 from hybridps.cli.run.children.child import Child, running
 from hybridps.cli.run.children.output import Screen
 from hybridps.cli.run.children.processes import Processes
+from hybridps.cli.run.children.rank_ends import RankEnds
 from hybridps.cli.run.groups.command import announces, command_of_group
 from hybridps.cli.run.groups.environment import environment_of_groups
 from hybridps.cli.run.groups.starting import Starting
@@ -76,6 +77,8 @@ class LaunchedGroups:
             on_line=partial(self._hear, group),
             tag=self._mpirun.tag if launch.ranks.are_told_apart else None,
             names=worker_names(launch, group),
+            ends=None if self._mpirun.names_ranks_that_failed else RankEnds(group.size),
+            hosts=" or ".join(host.name for host in group.hosts),
         )
         if index < len(self.children):
             self.children[index] = child

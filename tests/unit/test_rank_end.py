@@ -1,0 +1,127 @@
+"""The end of a rank: what it has written is read, and how it ended is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hybridps.cli.run.children.rank_ends import RankEnds, Verdict
+from hybridps.errors import FAILED
+from hybridps.mpi_groups import rank_end
+from hybridps.mpi_groups.rank_end import SAYS
+
+STUBBORN = """
+import os, signal, sys, time
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, lambda number, frame: os.write(1, f"got {number}\\n".encode()))
+print("up", flush=True)
+time.sleep(60 if sys.argv[1] == "stay" else 1)
+"""
+
+
+def start(*program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", rank_end.__file__, sys.executable, "-c", *program],
+        env=os.environ | {"PMI_RANK": "5"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("", 0),
+        ("import os; os._exit(3)", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)", 0),
+        ("import signal; assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])", 0),
+    ],
+)
+def test_a_rank_says_how_it_ended(program: str, status: int) -> None:
+    with start(program) as process:
+        said = process.communicate(timeout=20)[0].splitlines()
+    assert (process.returncode, said[-1]) == (status, SAYS.format(5, status))
+    assert said[:-1] in ([], ["True"])
+
+
+def test_a_signal_for_all_processes_of_the_rank_reaches_its_program_once() -> None:
+    with start(STUBBORN, "end") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        os.killpg(process.pid, signal.SIGUSR1)
+        rest = process.communicate(timeout=20)[0].splitlines()
+    assert rest == [f"got {signal.SIGUSR1:d}", SAYS.format(5, 0)]
+
+
+def test_a_rank_that_mpirun_ends_says_nothing_and_leaves_nothing() -> None:
+    with start(STUBBORN, "stay") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.stdout.readline() == f"got {signal.SIGTERM:d}\n"
+        process.kill()  # only the process that waits: its program ends with it, which closes the pipe
+        assert process.communicate(timeout=20)[0] == ""
+
+
+def test_what_was_written_is_read_before_the_end() -> None:
+    """The same in a process of its own, because its standard output is the pipe."""
+    program = (
+        "import os, time; from hybridps.mpi_groups.rank_end import await_readers; os.write(1, b'x'); await_readers(9); "
+    )
+    program += "print(time.monotonic())"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        time.sleep(1.5)
+        read_at = time.monotonic()
+        assert os.read(process.stdout.fileno(), 1) == b"x"
+        assert float(process.stdout.read()) >= read_at
+
+
+def test_a_reader_that_is_paused_is_not_waited_for_long() -> None:
+    read, written = os.pipe()
+    before = os.dup(1)
+    os.dup2(written, 1)
+    try:
+        os.write(1, b"x")
+        waits = threading.Thread(target=rank_end.await_readers, args=(0.05,))
+        waits.start()
+        waits.join(20)
+        assert not waits.is_alive()
+    finally:
+        os.dup2(before, 1)
+        for file in (before, read, written):
+            os.close(file)
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "verdict"),
+    [
+        ([(0, 0), (1, 0)], 0, Verdict(0)),
+        ([(1, 3)], 255, Verdict(3, 1)),
+        ([(0, 0), (1, 137)], 137, Verdict(137, 1)),
+        ([(1, 137), (0, 143)], 137, Verdict(137, 1)),
+        ([(1, 0)], 0, Verdict(FAILED, 1, vanished=True)),
+        ([(1, 0)], 255, Verdict(FAILED, 1, vanished=True)),
+        ([(0, 0)], 4, Verdict(4)),
+        ([], 255, Verdict(255)),
+        ([], 0, Verdict(0)),
+    ],
+)
+def test_the_first_rank_that_failed_is_found(lines: list[tuple[int, int]], status: int, verdict: Verdict) -> None:
+    ends = RankEnds(2)
+    assert [ends.hear(SAYS.format(*line)) for line in lines] == [""] * len(lines)
+    assert ends.hear(f"no end{SAYS.format(1, 0)}") == "no end"
+    assert ends.hear("a line of a rank") is None
+    ends = RankEnds(2)
+    for line in lines:
+        ends.hear(SAYS.format(*line))
+    assert ends.judge(status) == verdict
