@@ -410,7 +410,7 @@ def test_the_mpi_library_is_known_by_its_version() -> None:
     assert flavour_of("Intel(R) MPI Library for Linux* OS, Version 2021.18.1", "mpirun") == INTEL_MPI
     assert flavour_of("mpirun (Open MPI) 5.0.11", "mpirun") == OPEN_MPI
     assert flavour_of("HYDRA build details:\n    Version: 5.0.2", "mpirun") == MPICH
-    with pytest.raises(ConfigError, match="neither Open MPI's nor MPICH's"):
+    with pytest.raises(ConfigError, match="neither Open MPI's, MPICH's nor Intel MPI's"):
         flavour_of("something else", "mpirun")
 
 

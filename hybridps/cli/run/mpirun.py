@@ -188,7 +188,9 @@ def flavour_of(version: str, path: str) -> str:
         if mark in version:
             return flavour
     first = (version.strip().splitlines() or ["nothing"])[0]
-    raise ConfigError(f"{path} is neither Open MPI's nor MPICH's: it prints {first!r}; put one of these first on PATH")
+    raise ConfigError(
+        f"{path} is neither Open MPI's, MPICH's nor Intel MPI's: it prints {first!r}; put one of these first on PATH"
+    )
 
 
 def rank_environment(environ: Mapping[str, str], cores: int, workers: int, processes: int) -> dict[str, str]:
