@@ -15,13 +15,22 @@ BIN = .venv/bin
 INSTALLED = .venv/.installed
 COMPILED = .venv/.compiled
 
+define CHECK_PYTHON
+@$(PYTHON) -c '$(FITTING)' || { \
+	echo "hybridps: $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not there): MXNet 1.9.1 does not run on it."; \
+	echo "It needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: make PYTHON=/path/to/python3.11"; \
+	exit 1; } >&2
+endef
+
 .DEFAULT_GOAL := help
-.PHONY: help demo check test lint docs bench clean
+.PHONY: help demo check test test-mpich test-impi-rt lint docs bench clean
 
 help:
 	@echo 'make demo    train on the digits with two groups of two workers and a server (about a minute)'
 	@echo 'make check   after a change: lint, types, unit and contract tests (under three minutes)'
 	@echo 'make test    run all tests'
+	@echo 'make test-mpich, make test-impi-rt'
+	@echo '             run all tests with MPICH or Intel MPI, in an environment of its own (.venv-mpich, .venv-impi-rt)'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make docs    build the documentation as a site; broken links are errors'
 	@echo 'make bench   measure allreduce with 2 and 4 ranks (some minutes); runs/bench has tables and plots'
@@ -40,6 +49,11 @@ check: lint $(COMPILED)
 
 test: $(INSTALLED) $(COMPILED)
 	$(PYTEST)
+
+# As the modules of these libraries on a cluster do, this names the library on PATH and LD_LIBRARY_PATH.
+test-mpich test-impi-rt: test-%: .venv-%/.installed
+	PATH=$(CURDIR)/.venv-$*/bin:$$PATH LD_LIBRARY_PATH=$(CURDIR)/.venv-$*/lib I_MPI_ROOT=$(CURDIR)/.venv-$* \
+		I_MPI_FABRICS=shm .venv-$*/bin/python -m pytest -n 3 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -62,7 +76,7 @@ bench: $(INSTALLED) $(COMPILED)
 	$(BIN)/python -m benchmarks.rules --json runs/bench/rules.json
 
 clean:
-	rm -rf .venv runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-* runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # numba keeps what it compiled as long as a function's own file stays, also where compiled functions that it calls change.
@@ -71,10 +85,13 @@ $(COMPILED): $(shell grep -rl --include='*.py' '^@compiled\|^    @compiled' hybr
 	@touch $@
 
 $(INSTALLED): setup.cfg pyproject.toml
-	@$(PYTHON) -c '$(FITTING)' || { \
-		echo "hybridps: $(PYTHON) is $$($(PYTHON) --version 2>/dev/null || echo not there): MXNet 1.9.1 does not run on it."; \
-		echo "It needs NumPy < 1.24, which has wheels for Python 3.10 and 3.11: make PYTHON=/path/to/python3.11"; \
-		exit 1; } >&2
+	$(CHECK_PYTHON)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -e '.[mpi,mxnet,demo,test,dev,docs]'
+	@touch $@
+
+.venv-mpich/.installed .venv-impi-rt/.installed: .venv-%/.installed: setup.cfg pyproject.toml
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet $* -e '.[mxnet,demo,test,dev,docs]'
 	@touch $@

@@ -21,7 +21,7 @@ from hybridps.events import Configured, EventLog, Failed, Noted, Planned, Waited
 from hybridps.mpi_groups.group import Group, allgather
 from hybridps.mpi_groups.headcount import Headcount
 from hybridps.mpi_groups.plan import WORKER, Place, Plan, make_plan
-from hybridps.mpi_groups.rank_end import await_readers
+from hybridps.mpi_groups.rank_end import end_world, wait_for_reader
 from hybridps.mpi_groups.servers_view import ServersView
 from hybridps.mpi_groups.session_live import SessionLive, make_live
 from hybridps.mpi_groups.threads import SoloGroup
@@ -229,14 +229,14 @@ def end_group(error: BaseException) -> NoReturn:
         with suppress(Exception):
             stream.flush()
     if communicator is not None:
-        await_readers()
+        wait_for_reader()
     if communicator is not None and everywhere:
         # All ranks get here. The first exit ends them all, so wait until the rank that reports has done so.
         request, end = communicator.Ibarrier(), time.monotonic() + 5.0
         while not request.Test() and time.monotonic() < end:
             time.sleep(0.001)
     elif communicator is not None:
-        communicator.Abort(status)
+        end_world(communicator.Abort, status)
     os._exit(status)
 
 

@@ -415,13 +415,14 @@ def test_the_mpi_library_is_known_by_its_version() -> None:
 
 
 def test_ranks_share_the_cores() -> None:
-    assert rank_environment({}, cores=8, workers=3, processes=4) == {"OMP_NUM_THREADS": "2"} | WITHOUT_OFI
-    chosen = {"OMP_NUM_THREADS": "5", "OMPI_MCA_btl": "self,tcp"}
+    always = WITHOUT_OFI | {"I_MPI_PIN": "0"}
+    assert rank_environment({}, cores=8, workers=3, processes=4) == {"OMP_NUM_THREADS": "2"} | always
+    chosen = {"OMP_NUM_THREADS": "5", "OMPI_MCA_btl": "self,tcp", "I_MPI_PIN_DOMAIN": "core"}
     assert rank_environment(chosen, cores=8, workers=8, processes=8) == {}
     assert rank_environment({}, cores=2, workers=4, processes=5) == {
         "OMP_NUM_THREADS": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
-        **WITHOUT_OFI,
+        **always,
     }
 
 

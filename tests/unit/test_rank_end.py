@@ -73,10 +73,8 @@ def test_a_rank_that_mpirun_ends_says_nothing_and_leaves_nothing() -> None:
 
 def test_what_was_written_is_read_before_the_end() -> None:
     """The same in a process of its own, because its standard output is the pipe."""
-    program = (
-        "import os, time; from hybridps.mpi_groups.rank_end import await_readers; os.write(1, b'x'); await_readers(9); "
-    )
-    program += "print(time.monotonic())"
+    program = "import os, time; from hybridps.mpi_groups.rank_end import wait_for_reader; "
+    program += "os.write(1, b'x'); wait_for_reader(9); print(time.monotonic())"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -86,13 +84,30 @@ def test_what_was_written_is_read_before_the_end() -> None:
         assert float(process.stdout.read()) >= read_at
 
 
+def test_a_world_is_ended_without_destructors_and_keeps_its_status() -> None:
+    program = "import ctypes; from hybridps.mpi_groups.rank_end import end_world; libc = ctypes.CDLL(None); "
+    program += "libc.on_exit(ctypes.cast(libc.abort, ctypes.c_void_p), None); "
+    command = [sys.executable, "-c"]
+    assert subprocess.run([*command, f"{program} end_world(libc.exit, 4)"], timeout=20).returncode == 4
+    assert subprocess.run([*command, f"{program} libc.exit(4)"], timeout=20).returncode == -signal.SIGABRT
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    command = [sys.executable, "-I", "-S", rank_end.__file__, "./absent"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (
+        127,
+        "hybridps: error: ./absent cannot be started: No such file or directory\n",
+    )
+
+
 def test_a_reader_that_is_paused_is_not_waited_for_long() -> None:
     read, written = os.pipe()
     before = os.dup(1)
     os.dup2(written, 1)
     try:
         os.write(1, b"x")
-        waits = threading.Thread(target=rank_end.await_readers, args=(0.05,))
+        waits = threading.Thread(target=rank_end.wait_for_reader, args=(0.05,))
         waits.start()
         waits.join(20)
         assert not waits.is_alive()

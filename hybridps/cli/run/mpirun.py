@@ -199,6 +199,9 @@ def rank_environment(environ: Mapping[str, str], cores: int, workers: int, proce
     `processes` counts all processes of the job, ranks included. Variables that the user has set are left out.
     """
     wanted = {"OMP_NUM_THREADS": str(max(1, cores // max(1, workers))), **WITHOUT_OFI}
+    if not any(name.startswith("I_MPI_PIN") for name in environ):
+        # Several mpiruns of Intel MPI on one host would each bind their first rank to the first cores.
+        wanted["I_MPI_PIN"] = "0"
     if processes > cores:
         # Otherwise, a waiting rank would keep a core busy that other ranks need.
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
