@@ -12,6 +12,7 @@ import pytest
 import test_step
 
 from hybridps.events import Event, Paced, Recovered, Slowed
+from hybridps.step.timing import pace
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -20,6 +21,12 @@ USUAL_SECONDS, LONGER_SECONDS = 0.04, 0.12
 """What a rank's own part of a step takes: it does nothing for so long."""
 
 SLOW_STEPS, AHEAD_STEPS = range(20, 50), 60
+
+
+@pytest.fixture(autouse=True)
+def ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU time of this process, which has all ranks and what other tests have left, is not that of one rank."""
+    monkeypatch.setattr(pace, "_has_one_core", lambda ranks: False)
 
 
 def train(model: test_step.Model, slow: int | None, steps: int, waits: bool = False) -> list[Event]:
