@@ -51,7 +51,7 @@ test: $(INSTALLED) $(COMPILED)
 	$(PYTEST)
 
 # As the modules of these libraries on a cluster do, this names the library on PATH and LD_LIBRARY_PATH.
-test-mpich test-impi-rt: test-%: .venv-%/.installed
+test-mpich test-impi-rt: test-%: .venv-%/.installed .venv-%/.compiled
 	PATH=$(CURDIR)/.venv-$*/bin:$$PATH LD_LIBRARY_PATH=$(CURDIR)/.venv-$*/lib I_MPI_ROOT=$(CURDIR)/.venv-$* \
 		I_MPI_FABRICS=shm .venv-$*/bin/python -m pytest -n 3 --dist loadfile
 
@@ -80,7 +80,8 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # numba keeps what it compiled as long as a function's own file stays, also where compiled functions that it calls change.
-$(COMPILED): $(shell grep -rl --include='*.py' '^@compiled\|^    @compiled' hybridps) | $(INSTALLED)
+$(COMPILED) .venv-mpich/.compiled .venv-impi-rt/.compiled: %/.compiled: \
+		$(shell grep -rl --include='*.py' '^@compiled\|^    @compiled' hybridps) | %/.installed
 	@find hybridps -name '*.nb[ic]' -delete
 	@touch $@
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridps.cli.run.children import output
-from hybridps.cli.run.children.output import ERR, LineSplitter, NoiseFilter, Screen
+from hybridps.cli.run.children.noise import NoiseFilter
+from hybridps.cli.run.children.output import ERR, LineSplitter, Screen
 
 DASHES = "-" * 74
 KILLED = [
@@ -204,6 +205,18 @@ def test_the_rank_that_aborted_is_known() -> None:
     said = "Abort(4) on node 3 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 4) - process 3"
     assert noise.feed(said) == []
     assert noise.first_rank == 3
+    for shown, line in (([], said), (["50%"], f"50%{said}")):
+        noise = NoiseFilter()
+        assert noise.of_rank(line) == shown
+        assert noise.first_rank == 3
+
+
+def test_the_rank_of_a_fatal_error_is_known_and_the_error_is_shown() -> None:
+    noise = NoiseFilter()
+    said = "Abort(17) on node 2 (rank 2 in comm 0): Fatal error in internal_Send: Invalid rank, error stack:"
+    assert noise.of_rank(said) == [said]
+    assert noise.first_rank == 2
+    assert NoiseFilter(blocks=False).of_rank(said) == [said]
 
 
 @pytest.mark.parametrize(

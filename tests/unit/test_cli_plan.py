@@ -359,9 +359,10 @@ def test_the_command_line_of_mpich() -> None:
 
 def test_the_command_line_of_intel_mpi_whose_hosts_have_no_numbers() -> None:
     mpirun = Mpirun("mpirun", INTEL_MPI)
-    assert mpirun.command(3, parse_hosts("a:2,b:2,c:1"), {"A": "1"}, ["x", "y"], over_ssh=True) == (
+    hosts, more = parse_hosts("a:2,b:2,c:1"), ["-env", "B", "2"]
+    assert mpirun.command(3, hosts, {"A": "1"}, ["x", "y"], over_ssh=True, more=more) == (
         *("mpirun", "-launcher", "ssh", "-genv", "A", "1"),
-        *("-host", "a", "-n", "2", "x", "y", ":", "-host", "b", "-n", "1", "x", "y"),
+        *(*more, "-host", "a", "-n", "2", "x", "y", ":", *more, "-host", "b", "-n", "1", "x", "y"),
     )
     assert mpirun.command(3, (), {}, ["x"]) == ("mpirun", "-n", "3", "x")
 

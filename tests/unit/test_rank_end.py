@@ -61,14 +61,30 @@ def test_a_signal_for_all_processes_of_the_rank_reaches_its_program_once() -> No
     assert rest == [f"got {signal.SIGUSR1:d}", SAYS.format(5, 0)]
 
 
-def test_a_rank_that_mpirun_ends_says_nothing_and_leaves_nothing() -> None:
-    with start(STUBBORN, "stay") as process:
+def test_a_rank_that_mpirun_ends_says_nothing() -> None:
+    with start("import time; print('up', flush=True); time.sleep(60)") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         os.killpg(process.pid, signal.SIGTERM)
-        assert process.stdout.readline() == f"got {signal.SIGTERM:d}\n"
-        process.kill()  # only the process that waits: its program ends with it, which closes the pipe
         assert process.communicate(timeout=20)[0] == ""
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_rank_that_ends_by_itself_after_such_a_signal_says_so() -> None:
+    with start(STUBBORN, "end") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        rest = process.communicate(timeout=20)[0].splitlines()
+    assert rest == [f"got {signal.SIGTERM:d}", SAYS.format(5, 0)]
+
+
+def test_the_program_of_a_rank_does_not_outlive_the_process_that_waits() -> None:
+    with start(STUBBORN, "stay") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.kill()
+        assert process.communicate(timeout=20)[0] == ""  # its program has ended, which closes the pipe
 
 
 def test_what_was_written_is_read_before_the_end() -> None:
@@ -140,3 +156,42 @@ def test_the_first_rank_that_failed_is_found(lines: list[tuple[int, int]], statu
     for line in lines:
         ends.hear(SAYS.format(*line))
     assert ends.judge(status) == verdict
+    if not any(own for _, own in lines):
+        assert ends.judge(status, was_killed=True) == Verdict(status)
+
+
+def test_a_rank_that_failed_long_ago_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, now = RankEnds(3), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    ends.hear(SAYS.format(0, 0))
+    now[0] += 10
+    assert not ends.is_overdue
+    ends.hear(SAYS.format(1, 3))
+    assert not ends.is_overdue
+    now[0] += 4
+    ends.hear(SAYS.format(2, 3))
+    now[0] += 2
+    assert ends.is_overdue
+
+
+HANGS = """
+import io, os, signal
+from hybridps.cli.run.children import rank_ends
+from hybridps.cli.run.children.output import Screen
+from hybridps.cli.run.children.processes import Processes
+
+rank_ends.STOP_SECONDS = 0.3
+processes = Processes(Screen(io.StringIO(), io.StringIO(), ["group 0"]), lambda child: None)
+command = ["sh", "-c", "echo 'hybridps: rank 1 ended with status 3'; sleep 60"]
+child = processes.start("group 0", command, os.environ, death_signal=signal.SIGKILL, ends=rank_ends.RankEnds(2))
+assert processes.until(lambda: child.status is not None, 20)
+processes.close()
+print(child.status, child.first_rank)
+"""
+"""Starts what waits like MPICH's mpirun, which does not always end the other ranks. It is a process of its own,
+because `Processes` ends children that it does not know."""
+
+
+def test_a_group_that_is_not_ended_after_a_rank_failed_is_killed() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.returncode) == ("3 1\n", 0), done.stderr

@@ -121,8 +121,9 @@ class Mpirun:
             elif name not in secret:
                 # All ranks get the whole environment anyway, and anyone on the host can read a command line.
                 options += ["-genv", name, value]
-        sets = _sets(workers, hosts, command) if hosts and of_intel else ("-n", str(workers), *command)
-        return (self.path, *options, *more, *sets)
+        if hosts and of_intel:
+            return (self.path, *options, *_sets(workers, hosts, more, command))
+        return (self.path, *options, *more, "-n", str(workers), *command)
 
     def _tags(self) -> list[str]:
         if self.flavour != OPEN_MPI:
@@ -135,14 +136,14 @@ class Mpirun:
         return ["--mca", "plm", "rsh"] if self._is_old else ["--prtemca", "plm", "ssh"]
 
 
-def _sets(workers: int, hosts: Sequence[Host], command: Sequence[str]) -> list[str]:
-    """Return Intel MPI's words for the ranks of each host: its list of hosts has no numbers."""
+def _sets(workers: int, hosts: Sequence[Host], more: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Return Intel MPI's words for the ranks of each host, with the user's: its list of hosts has no numbers."""
     words: list[str] = []
     for host in hosts:
         count = min(host.slots, workers)
         workers -= count
         if count:
-            words += [*([":"] if words else []), "-host", host.name, "-n", str(count), *command]
+            words += [*([":"] if words else []), *more, "-host", host.name, "-n", str(count), *command]
     return words
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from hybridps.cli.run.children.output import NoiseFilter
+from hybridps.cli.run.children.noise import NoiseFilter
 from hybridps.cli.run.children.rank_ends import RankEnds
 from hybridps.cli.run.children.rank_lines import RankSplitter
 
@@ -45,7 +45,7 @@ class Child:
     status: int | None = None
     """The exit status as a shell counts it, 128 + n for signal n; None while the process runs."""
     first_rank: int | None = None
-    """The rank that ended first, if mpirun named one; set together with the status."""
+    """The rank that failed first, if mpirun or the ranks told; set together with the status."""
     vanished: bool = False
     """Whether that rank exited without calling MPI_Finalize, perhaps with status 0."""
     lost_host: str = ""

@@ -21,7 +21,8 @@ from types import MappingProxyType
 
 from hybridps.cli.run.children import keeper
 from hybridps.cli.run.children.child import Child, Stream, open_streams
-from hybridps.cli.run.children.output import ERR, OUT, NoiseFilter, Screen
+from hybridps.cli.run.children.noise import NoiseFilter
+from hybridps.cli.run.children.output import ERR, OUT, Screen
 from hybridps.cli.run.children.rank_ends import RankEnds
 from hybridps.cli.run.children.rank_lines import RankSplitter
 from hybridps.errors import FAILED, ConfigError
@@ -143,8 +144,7 @@ class Processes:
         self.until(lambda: hurry() or have_ended(), STOP_SECONDS)
         for child in children:
             if child.status is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.process.pid, signal.SIGKILL)
+                _kill_group(child)
         self.until(have_ended)
 
     def _step(self, seconds: float) -> None:
@@ -155,6 +155,8 @@ class Processes:
                 self._show(stream, stream.noise.tick())
             if child.process.poll() is not None:
                 self._finish(child)
+            elif child.ends is not None and child.ends.is_overdue:
+                _kill_group(child)
 
     def _read_ready(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
@@ -174,7 +176,7 @@ class Processes:
         self._screen.transient(stream.child.name_of(rank), line, stream.kind)
 
     def _take(self, stream: Stream, rank: int | None, line: str) -> None:
-        self._show(stream, stream.noise.feed(line) if rank is None else [line], rank)
+        self._show(stream, stream.noise.feed(line) if rank is None else stream.noise.of_rank(line), rank)
 
     def _show(self, stream: Stream, lines: Sequence[str], rank: int | None = None) -> None:
         child = stream.child
@@ -211,9 +213,9 @@ class Processes:
         child.first_rank, child.vanished, child.lost_host = err.first_rank, err.vanished, err.lost_host or out.lost_host
         child.lost_host = child.lost_host or (child.hosts if err.lost_some_host else "")
         status = _status(child.process.returncode, out.signal) or (FAILED if child.lost_host else 0)
-        is_untold = child.first_rank is None and not child.lost_host and child.process.returncode >= 0
-        if child.ends is not None and is_untold:
-            status, child.first_rank, child.vanished = child.ends.judge(status)
+        if child.ends is not None and child.first_rank is None and not child.lost_host:
+            verdict = child.ends.judge(status, was_killed=child.process.returncode < 0)
+            status, child.first_rank, child.vanished = verdict
         child.status = status
         self._screen.clear()
         self._on_end(child)
@@ -254,6 +256,11 @@ class Processes:
     def _tell_keeper(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the keeper was killed
             os.write(self._keeper.stdin.fileno(), f"{line}\n".encode())  # type: ignore[union-attr]
+
+
+def _kill_group(child: Child) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.process.pid, signal.SIGKILL)
 
 
 def _has(pid: int, mark: str) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
+import time
 from typing import NamedTuple
 
 from hybridps.errors import FAILED
 from hybridps.mpi_groups.rank_end import SAYS
+from hybridps.processes import STOP_SECONDS
 
 _SAID = re.compile(f"(?P<before>.*){SAYS.format('(?P<rank>[0-9]+)', '(?P<status>[0-9]+)')}")
 _UNTOLD = (0, 128 + signal.SIGKILL, 128 + signal.SIGTERM, 255)
@@ -29,6 +32,7 @@ class RankEnds:
         self._ranks = ranks
         self._statuses: dict[int, int] = {}
         """The exit status of each rank, in the order in which they ended."""
+        self._failed_at = math.inf
 
     def hear(self, line: str) -> str | None:
         """Note the line of a rank that has ended. Return the text of another before it; None for any other line."""
@@ -36,16 +40,23 @@ class RankEnds:
         if said is None:
             return None
         self._statuses.setdefault(int(said["rank"]), int(said["status"]))
+        if int(said["status"]):
+            self._failed_at = min(self._failed_at, time.monotonic())
         return said["before"]
 
-    def judge(self, status: int) -> Verdict:
-        """Return how the child ended, if mpirun exited with `status`.
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a rank has failed, and mpirun should have ended the others by now. MPICH's sometimes does not."""
+        return time.monotonic() - self._failed_at > STOP_SECONDS
+
+    def judge(self, status: int, was_killed: bool = False) -> Verdict:
+        """Return how the child ended, if mpirun exited with `status`, or `was_killed`.
 
         A rank that ends without MPI_Finalize makes mpirun kill the others, which then print nothing.
         """
         for rank, own in self._statuses.items():
             if own:
                 return Verdict(own, rank)
-        if status in _UNTOLD and 0 < len(self._statuses) < self._ranks:
+        if status in _UNTOLD and not was_killed and 0 < len(self._statuses) < self._ranks:
             return Verdict(FAILED, next(iter(self._statuses)), vanished=True)
         return Verdict(status)
