@@ -31,7 +31,6 @@ READ_SECONDS = 1.0
 
 _PASSED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that mpirun sends to all processes of a rank."""
-_CLEANUP_SECONDS = 0.1
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _libc = ctypes.CDLL(None)
 
@@ -87,18 +86,7 @@ def _main(*command: str) -> None:
         with suppress(OSError):  # nobody reads it
             os.write(1, f"{SAYS.format(os.environ.get('PMI_RANK', '?'), status)}\n".encode())
         wait_for_reader()
-    _leave_mpirun()
     os._exit(status)
-
-
-def _leave_mpirun() -> None:
-    """Close the connection to mpirun, which ends the other ranks if this one has not called `MPI_Finalize`.
-
-    If MPICH's mpirun learns of the end of the process at the same time, it sometimes lets the others wait forever.
-    """
-    with suppress(KeyError, ValueError, OSError):
-        os.close(int(os.environ["PMI_FD"]))
-        time.sleep(_CLEANUP_SECONDS)
 
 
 def _become(command: tuple[str, ...], parent: int) -> NoReturn:
