@@ -86,9 +86,10 @@ def hideable(step: TracedStep) -> float:
 def predicted(step: TracedStep, seconds_of: SecondsOf) -> tuple[float, float]:
     """Return the seconds of communication, and those that backward hides, by the oracle's schedule of the same buckets.
 
-    Backward is the measured time between complete buckets. A message takes the time that the links need for its bytes.
+    Backward is the measured time between complete buckets, and ends with the last gradient of this worker: another
+    worker of its group may complete a bucket later. A message takes the time that the links need for its bytes.
     """
-    ready = ready_in_order(step.buckets)
+    ready = [min(when, step.last_gradient) for when in ready_in_order(step.buckets)]
     times = [0.0, *(after - before for before, after in pairwise(ready))]
     count = len(times)
     # The first bucket has the last layers, while the oracle's layers are in forward order.

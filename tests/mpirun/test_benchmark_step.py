@@ -170,6 +170,14 @@ def test_a_group_waits_for_the_last_worker_that_completes_a_bucket() -> None:
     assert [step.last_gradient for step in together] == [130, 131]
 
 
+def test_a_worker_hides_nothing_behind_the_backward_of_a_slower_one() -> None:
+    """Neither as measured nor by the oracle's schedule: its own backward takes 10 s after the first bucket, not 25."""
+    quick = TracedStep(110, [TracedBucket(100, 100, 120, 20), TracedBucket(110, 125, 145, 20)])
+    slow = TracedStep(125, [TracedBucket(95, 100, 120, 20), TracedBucket(125, 125, 145, 20)])
+    found = step_overlap.overlap(step_overlap.complete_together([quick, slow])[:1], seconds_of=lambda nbytes: nbytes)
+    assert found["hidden"] == found["could_be_hidden"] == found["oracle_hidden"] == pytest.approx(10e3)
+
+
 def test_overlap_of_communication_that_waits_for_the_end_of_backward() -> None:
     buckets = [TracedBucket(100, 125, 135, 10), TracedBucket(112, 135, 145, 10), TracedBucket(130, 145, 155, 10)]
     found = step_overlap.overlap([TracedStep(130, buckets)], seconds_of=lambda nbytes: nbytes)
