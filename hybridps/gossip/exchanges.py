@@ -92,10 +92,14 @@ class Exchange:
         self._returned: set[int] = set()
         """The groups whose weights are still initial values, as far as this one knows."""
 
-    def take_in(self, weights: np.ndarray) -> bool:
-        """Take in the letters that have arrived. Returns whether the weights have changed."""
+    def take_in(self, weights: np.ndarray, settles: bool = False) -> bool:
+        """Take in the letters that have arrived. Returns whether the weights have changed.
+
+        `settles`: this group waits at a barrier until all is taken in. So it does not wait for groups that wait for it
+        at a later barrier.
+        """
         self.touched.clear()
-        self._give_up()
+        self._give_up(settles)
         letters, returned = self._partners.take(self._table)
         self._returned = returned
         changed, queue, left = False, deque(letters), list[Incoming]()
@@ -269,14 +273,15 @@ class Exchange:
         if not self._took_over and not self.late:
             self.late, self._late_since = True, time.monotonic()
 
-    def _give_up(self) -> None:
+    def _give_up(self, settles: bool) -> None:
         """Give up requests to partners that are gone or have a new life, and requests whose letters must be lost.
 
         A partner that gives signs of life may validate for a long time, and weights may take long over a slow link.
         """
+        peers = self._partners.peers
         for number, request in list(self._requests.items()):
-            there = self._partners.peers.is_there(request.peer)
-            is_same = request.session == self._partners.peers[request.peer].session
+            there = peers.is_there(request.peer) and not (settles and peers.is_ahead(request.peer))
+            is_same = request.session == peers[request.peer].session
             too_long = time.monotonic() - request.sent_at > self._partners.deadline_seconds
             if not request.given_up and (not there or not is_same or too_long):
                 request.given_up = True

@@ -145,7 +145,7 @@ class Partners:
         in_time &= self.until(lambda: self._is_told(since), self.deadline_seconds)
         with self.changed:
             if not self.peers.reached:
-                passed = max((known.told or 0 for known in self.peers.values()), default=0)
+                passed = self.peers.passed_by_others()
                 if passed and not self._trains:
                     return
                 self.peers.reached = self.peers.passed = passed

@@ -62,6 +62,17 @@ class Peers(dict[int, Peer]):
             return time.monotonic() - since > 3 * self.lost_seconds
         return known.left or self.is_silent(known)
 
+    def passed_by_others(self) -> int:
+        """Return the number of barriers that the others have passed, as they have told this group."""
+        return max((known.told or 0 for known in self.values()), default=0)
+
+    def is_ahead(self, peer: int) -> bool:
+        """Return whether a group has reached a later barrier than the one that this group comes to next.
+
+        It has passed that one while this group was silent. It waits for this group now, and answers nothing before.
+        """
+        return self[peer].arrived > (self.reached or self.passed_by_others()) + 1
+
     def is_silent(self, known: Peer) -> bool:
         """Return whether a group has not answered for so long that it counts as lost."""
         return known.asked_at is not None and time.monotonic() - known.asked_at > self.lost_seconds

@@ -119,7 +119,7 @@ class GossipTier(NoTier):
 
             def is_quiet() -> bool:
                 before = partners.bytes_sent
-                told[1] = max(told[1], exchange.take_in(weights.vectors[0]))
+                told[1] = max(told[1], exchange.take_in(weights.vectors[0], settles=True))
                 if exchange.touched or partners.bytes_sent > before:
                     touched(exchange.touched, partners.bytes_sent - before, 0.0, False)
                 return exchange.is_quiet

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gossiping import LAYOUT, SECONDS, SETTINGS, TABLE, Circle, circle, exchange_of, settle, start_weights
 
+from hybridps.config import Settings
 from hybridps.gossip import Exchange, Partnership, PushExchange
 from hybridps.gossip.exchanges import MOST_SPANS
 from hybridps.gossip.inbox import MOST_WAITING
@@ -17,7 +18,7 @@ from hybridps.gossip.inbox import MOST_WAITING
 pytestmark = pytest.mark.timeout(60)
 
 WHOLE = [(0, LAYOUT.length)]
-SYMMETRIC, PUSH = (Partnership(kind, "random", seed=5) for kind in ("symmetric", "push"))
+SYMMETRIC, PULL, PUSH = (Partnership(kind, "random", seed=5) for kind in ("symmetric", "pull", "push"))
 
 
 def exchanges_of(groups: Circle, partnership: Partnership) -> list[Exchange]:
@@ -263,3 +264,47 @@ def test_a_group_that_starts_late_is_at_the_barrier_that_its_program_has_reached
         groups.end(0)
         groups.end(1)
         groups.close()
+
+
+@pytest.mark.parametrize("partnership", [SYMMETRIC, PULL, PUSH], ids=["symmetric", "pull", "push"])
+def test_a_group_that_was_silent_while_the_others_settled_does_not_wait_for_those_that_wait_for_it(
+    partnership: Partnership,
+) -> None:
+    """It asks one that is at the next barrier already, and so will not answer before it comes there."""
+    settings = Settings(lost_seconds=0.5, heartbeat_seconds=0.1, deadline_seconds=4.0)
+    with circle(2, settings) as groups, ThreadPoolExecutor(1) as pool:
+        other, own = groups.there[0], groups.there[1]
+        exchanges = [exchange_of(partners, partnership) for partners in (other, own)]
+        weights = start_weights(2)
+
+        def settle_(rank: int) -> None:
+            def is_quiet() -> bool:
+                exchanges[rank].take_in(weights[rank], settles=True)
+                return exchanges[rank].is_quiet
+
+            groups.there[rank].meet(is_quiet)
+
+        own.silent_seconds = lambda: 1.0
+        settle_(0)
+        exchanges[1].begin(weights[1], WHOLE)
+        assert not exchanges[1].is_quiet
+        own.silent_seconds = lambda: 0.0
+        assert other.until(lambda: other.peers.is_there(1), SECONDS)
+        waits = pool.submit(other.meet)
+        assert own.until(lambda: own.peers.is_ahead(0), SECONDS)
+        assert not waits.done()
+        exchanges[1].take_in(weights[1])
+        assert not exchanges[1].is_quiet
+        exchanges[1].take_in(weights[1], settles=True)
+        assert exchanges[1].is_quiet
+        settle_(1)
+        own.meet()
+        waits.result(SECONDS)
+        exchanges[0].take_in(weights[0])
+
+        def answer_counts() -> bool:
+            exchanges[1].take_in(weights[1])
+            shares = [each.shares.own for each in exchanges if isinstance(each, PushExchange)]
+            return abs(sum(shares) - 1) < 1e-12 if shares else exchanges[1].distance > 0
+
+        assert own.until(answer_counts, SECONDS)
