@@ -95,8 +95,8 @@ class Exchange:
     def take_in(self, weights: np.ndarray, settles: bool = False) -> bool:
         """Take in the letters that have arrived. Returns whether the weights have changed.
 
-        `settles`: this group waits at a barrier until all is taken in. So it does not wait for groups that wait for it
-        at a later barrier.
+        `settles`: this group waits at a barrier until all is taken in, so it does not wait long for groups that may
+        wait for it at a later barrier.
         """
         self.touched.clear()
         self._give_up(settles)
@@ -280,9 +280,11 @@ class Exchange:
         """
         peers = self._partners.peers
         for number, request in list(self._requests.items()):
-            there = peers.is_there(request.peer) and not (settles and peers.is_ahead(request.peer))
+            there = peers.is_there(request.peer)
             is_same = request.session == peers[request.peer].session
-            too_long = time.monotonic() - request.sent_at > self._partners.deadline_seconds
+            waits_for_us = settles and peers.is_ahead(request.peer)
+            patience = peers.lost_seconds if waits_for_us else self._partners.deadline_seconds
+            too_long = time.monotonic() - request.sent_at > patience
             if not request.given_up and (not there or not is_same or too_long):
                 request.given_up = True
                 self._was_given_up(number, request)

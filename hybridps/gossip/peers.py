@@ -69,7 +69,8 @@ class Peers(dict[int, Peer]):
     def is_ahead(self, peer: int) -> bool:
         """Return whether a group has reached a later barrier than the one that this group comes to next.
 
-        It has passed that one while this group was silent. It waits for this group now, and answers nothing before.
+        It has passed that one while this group was silent or not there. It may wait for this group now, and then
+        answers nothing before this group comes.
         """
         return self[peer].arrived > (self.reached or self.passed_by_others()) + 1
 
