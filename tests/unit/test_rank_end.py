@@ -52,13 +52,15 @@ def test_a_rank_says_how_it_ended(program: str, status: int) -> None:
     assert said[:-1] in ([], ["True"])
 
 
-def test_a_signal_for_all_processes_of_the_rank_reaches_its_program_once() -> None:
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_for_all_processes_of_the_rank_reaches_its_program_once(number: signal.Signals) -> None:
+    """The program ends by itself afterwards, and the rank says so, also after the signal with which mpirun ends it."""
     with start(STUBBORN, "end") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        os.killpg(process.pid, signal.SIGUSR1)
+        os.killpg(process.pid, number)
         rest = process.communicate(timeout=20)[0].splitlines()
-    assert rest == [f"got {signal.SIGUSR1:d}", SAYS.format(5, 0)]
+    assert rest == [f"got {number:d}", SAYS.format(5, 0)]
 
 
 def test_a_rank_that_mpirun_ends_says_nothing() -> None:
@@ -68,15 +70,6 @@ def test_a_rank_that_mpirun_ends_says_nothing() -> None:
         os.killpg(process.pid, signal.SIGTERM)
         assert process.communicate(timeout=20)[0] == ""
     assert process.returncode == 128 + signal.SIGTERM
-
-
-def test_a_rank_that_ends_by_itself_after_such_a_signal_says_so() -> None:
-    with start(STUBBORN, "end") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        os.killpg(process.pid, signal.SIGTERM)
-        rest = process.communicate(timeout=20)[0].splitlines()
-    assert rest == [f"got {signal.SIGTERM:d}", SAYS.format(5, 0)]
 
 
 def test_the_program_of_a_rank_does_not_outlive_the_process_that_waits() -> None:
