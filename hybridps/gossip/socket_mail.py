@@ -79,7 +79,7 @@ class SocketMail:
         return True
 
     def receive(self) -> Received | None:
-        self._door.serve()
+        self._door.serve(self._door.polled)
         for _ in range(_MOST_SKIPPED):
             came = self._transport.receive()
             if came is None:

@@ -118,11 +118,21 @@ def as_mxnet_does(method: Method) -> Method:
 
     @wraps(method)
     def call(*args: Any, **options: Any) -> Any:
+        if not autograd.is_recording():
+            return method(*args, **options)
+        with autograd.pause(train_mode=autograd.is_training()):
+            return method(*args, **options)
+
+    return fails_as_mxnet_does(call)  # type: ignore[return-value]
+
+
+def fails_as_mxnet_does(method: Method) -> Method:
+    """Wrap a method of a store: its errors are also MXNetErrors."""
+
+    @wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
         try:
-            if not autograd.is_recording():
-                return method(*args, **options)
-            with autograd.pause(train_mode=autograd.is_training()):
-                return method(*args, **options)
+            return method(*args, **options)
         except HybridPSError as error:
             if isinstance(error, MXNetError):
                 raise

@@ -138,9 +138,7 @@ class GradientArrays:
         A network that is hybridized with static shapes after the move may still write to the memory that it saw first.
         Gradients that backward has not written since the move are checked again later.
         """
-        for (name, device), moved in list(self._moved.items()):
-            if moved.is_settled:
-                continue
+        for (name, device), moved in [each for each in self._moved.items() if not each[1].is_settled]:
             if moved.holds and moved.was_written_elsewhere():
                 self._move_out(name, device, moved.undo())
             elif moved.weight._fresh_grad:

@@ -16,7 +16,7 @@ from hybridps.errors import ConfigError, HybridPSError
 from hybridps.files import write_whole
 from hybridps.kvstore import process
 from hybridps.kvstore.arrays import copy_all
-from hybridps.kvstore.calls import as_mxnet_does, calls, common_kind, compression_of
+from hybridps.kvstore.calls import as_mxnet_does, calls, common_kind, compression_of, fails_as_mxnet_does
 from hybridps.kvstore.hand_over import Holder, epochs
 from hybridps.kvstore.servers import StoreHandle, command, watched_workers
 from hybridps.kvstore.sparse import retained
@@ -90,14 +90,17 @@ class HybridKVStore(KVStore):
         """Store the first worker's `value` on all workers."""
         self._add(key, value)
 
-    @as_mxnet_does
+    @fails_as_mxnet_does
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum `value` over devices and workers, and store the sum or, after `set_optimizer`, update with it.
 
         The result is copied to `out` (default: `value`).
         """
-        if out is None and self._training.usual.begin(key, value, priority):
-            return
+        if out is not None or not self._training.usual.begin(key, value, priority):  # which autograd would not record
+            self._sum(key, value, out, priority)
+
+    @as_mxnet_does
+    def _sum(self, key: Any, value: Any, out: Any, priority: int) -> None:
         updates = self._updates()
         for each in calls(self._check_kind(key), value, out):
             if not updates and self._algorithm.averages_weights and not self._training.key(each.name).outs:

@@ -8,17 +8,17 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 _MOST_BYTES = 64
+_THREADS = "/proc/self/task"
 
 
 def delayed_seconds() -> dict[str, float]:
     """Return how long each other thread of this process has waited for a core, as Linux counts it; empty elsewhere."""
     found, own = {}, str(threading.get_native_id())
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        if path.parent.name != own and (seconds := _delayed_seconds(path)) is not None:
-            found[path.parent.name] = seconds
+    for thread in os.listdir(_THREADS) if os.path.isdir(_THREADS) else ():
+        if thread != own and (seconds := _delayed_seconds(thread)) is not None:
+            found[thread] = seconds
     return found
 
 
@@ -49,10 +49,10 @@ class DelayedSeconds:
         return self._seconds - before
 
 
-def _delayed_seconds(path: Path) -> float | None:
+def _delayed_seconds(thread: str) -> float | None:
     """Return what the file of a thread says; None without it, as when the thread has ended meanwhile."""
-    with suppress(OSError, IndexError, ValueError):
-        return _seconds(path.read_bytes())
+    with suppress(OSError, IndexError, ValueError), open(f"{_THREADS}/{thread}/schedstat", "rb", 0) as file:
+        return _seconds(file.read(_MOST_BYTES))
     return None
 
 

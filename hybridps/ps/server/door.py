@@ -11,6 +11,7 @@ import os
 import socket as sockets
 import struct
 import time
+from collections.abc import Container
 from typing import Any
 
 import zmq
@@ -38,6 +39,7 @@ _LOOK_SECONDS = 0.05
 _UNFINISHED_BYTES = 32 << 20
 """The limit for one incomplete message, on top of two of the largest chunks. A client sends messages of about 4 MB."""
 
+_TCP = sockets.AF_INET, sockets.SOCK_STREAM, sockets.IPPROTO_TCP
 _BYTES_RECEIVED = 128
 """The offset of the number of received bytes in Linux's struct tcp_info."""
 
@@ -95,11 +97,11 @@ class Gatekeeper:
         """The sockets that wake the loop."""
         return [each for each in (self.socket, self._events, self._questions) if each is not None]
 
-    def serve(self) -> None:
-        """Answer waiting questions about connections, and note their events."""
-        while self._questions is not None and has_message(self._questions):
+    def serve(self, ready: Container[Any]) -> None:
+        """Answer waiting questions about connections, and note their events. `ready`: those of `polled` to look at."""
+        while self._questions in ready and has_message(self._questions):
             self._answer(self._questions.recv_multipart())
-        while has_message(self._events):
+        while self._events in ready and has_message(self._events):
             happened = recv_monitor_message(self._events)
             if happened["event"] == _ACCEPTED:
                 send_unpaced(happened["value"])
@@ -142,9 +144,8 @@ class Gatekeeper:
         heard = {*self.heard.values()}
         self.heard.clear()
         for descriptor, began in [*self._connections.items()]:
-            with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as tcp:
-                if tcp.family not in (sockets.AF_INET, sockets.AF_INET6):
-                    continue
+            # The family is not looked up, which would take most of the time: any other socket fails at the next line.
+            with contextlib.suppress(OSError), sockets.socket(*_TCP, fileno=os.dup(descriptor)) as tcp:
                 info = tcp.getsockopt(sockets.IPPROTO_TCP, sockets.TCP_INFO, _BYTES_RECEIVED + 8)
                 (received,) = struct.unpack_from("<Q", info, _BYTES_RECEIVED)
                 if descriptor in heard or received < began:

@@ -81,7 +81,7 @@ class Loop:
             poller.register(each, zmq.POLLIN)
         while not self.stopping and not self.members.finished(self.stop_after_groups):
             events = dict(poller.poll(math.ceil(1000 * self._idle_seconds())))
-            self.transport.door.serve()
+            self.transport.door.serve(events)
             self._drop_lost(emptied=self._read_waiting())
             self._serve_waiting()
             self._handle_results(self.workers.collect(self.workers.ready in events))
