@@ -96,7 +96,7 @@ class HybridKVStore(KVStore):
 
         The result is copied to `out` (default: `value`).
         """
-        if out is not None or not self._training.usual.begin(key, value, priority):  # which autograd would not record
+        if out is not None or not self._training.usual.begin(key, value, priority):  # autograd records none of that
             self._sum(key, value, out, priority)
 
     @as_mxnet_does

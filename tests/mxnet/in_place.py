@@ -387,7 +387,10 @@ def shared():
 
 
 def usual_sums():
-    """After steps that were all alike, gradients are pushed in every form, and replaced, and an optimizer is set."""
+    """After steps that were all alike, gradients are pushed while autograd records and in every form, and are replaced.
+
+    Then an optimizer is set.
+    """
     usual, begin = Counter(), UsualSums.begin
 
     def counting(self, key, value, priority):
