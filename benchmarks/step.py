@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from importlib import util
 from pathlib import Path
 from statistics import mean, median
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from benchmarks.cases import one_of
@@ -32,6 +33,9 @@ ALONE, PEER = "compute", "dist_sync"
 TOLERANCE = 0.1
 """The relative tolerance of the weights' norms: small networks amplify rounding, while a missing sum would halve
 them."""
+
+DRAWS = 1000
+"""The number of times that the bootstrap draws as many rounds as there are."""
 
 Way = tuple[str, str]
 """A contender, and who updates."""
@@ -97,12 +101,13 @@ def measure_all(ways: Sequence[tuple[Contender, str]], told: Told, rounds: int, 
 def make_results(told: Told, measured: Measured, rate: float = 0.0) -> list[Result]:
     """Return one object for each contender and update. `rate`: bits per second of the links, if there are any."""
     rounds = {way: [milliseconds(one.timed, told.steps) for one in each] for way, each in measured.items()}
-    beyond = beyond_compute({way: median(each) for way, each in rounds.items()})
+    beyond = beyond_compute(rounds)
     extras = {"versions": installed_versions(), "hardware": describe_hardware()}
     return [
         {"network": told.network, "image_size": told.image_size, "batch_size": told.batch_size}
         | {"workers": told.workers, "contender": name, "update": by, "milliseconds": median(each)}
-        | {"beyond_compute": beyond.get((name, by)), "of_dist_sync": of_peer(beyond, (name, by))}
+        | {"beyond_compute": median(beyond[name, by]) if (name, by) in beyond else None}
+        | dict(zip(("of_dist_sync", "of_dist_sync_error"), of_peer(beyond, (name, by)), strict=True))
         | {"fastest": min(each), "rounds": each, "steps": told.steps}
         | {"disturbance": [one.disturbance for one in measured[name, by]]}
         | {"worker_cpu": median(cpu_milliseconds(one.timed, told.steps) for one in measured[name, by])}
@@ -136,26 +141,40 @@ def make_overlap(name: str, rounds: Sequence[Round], workers: int, rate: float) 
     return overlap(traced, lambda nbytes: times * nbytes * 8 / rate) if traced else None
 
 
-def beyond_compute(medians: dict[Way, float]) -> dict[Way, float]:
-    """Return the milliseconds beyond those of `compute`, if that was measured.
+def beyond_compute(rounds: Mapping[Way, Sequence[float]]) -> dict[Way, list[float]]:
+    """Return the milliseconds beyond those of `compute` in the same round, if that was measured.
 
-    >>> beyond_compute({("compute", "worker"): 5.0, ("dist_sync", "server"): 8.0})
-    {('dist_sync', 'server'): 3.0}
+    A host that is faster in some rounds than in others changes both times.
+
+    >>> beyond_compute({("compute", "worker"): [5.0, 7.0], ("dist_sync", "server"): [8.0, 10.0]})
+    {('dist_sync', 'server'): [3.0, 3.0]}
     """
-    alone = medians.get((ALONE, "worker"))
-    return {way: taken - alone for way, taken in medians.items() if alone is not None and way[0] != ALONE}
+    alone = rounds.get((ALONE, "worker"))
+    if alone is None:
+        return {}
+    others = {way: each for way, each in rounds.items() if way[0] != ALONE}
+    return {way: [taken - own for taken, own in zip(each, alone, strict=True)] for way, each in others.items()}
 
 
-def of_peer(beyond: dict[Way, float], way: Way) -> float | None:
-    """Return a contender's time beyond compute, relative to that of dist_sync with the same update.
+def of_peer(beyond: Mapping[Way, Sequence[float]], way: Way) -> tuple[float | None, float | None]:
+    """Return a contender's median time beyond compute, relative to that of dist_sync with the same update, and the
+    standard error of this ratio.
 
-    None without both, or if dist_sync was not slower than compute.
+    The error is that of a bootstrap (Efron, 1979) over the rounds; None for a single round. Both are None without both
+    contenders, or if dist_sync was not slower than compute.
 
-    >>> of_peer({("dist_sync", "server"): 4.0, ("hybridps_group", "server"): 1.0}, ("hybridps_group", "server"))
-    0.25
+    >>> of_peer({("dist_sync", "server"): [4.0], ("hybridps_group", "server"): [1.0]}, ("hybridps_group", "server"))
+    (0.25, None)
     """
-    peer = beyond.get((PEER, way[1]), 0.0)
-    return beyond[way] / peer if way in beyond and peer > 0 else None
+    peer = beyond.get((PEER, way[1]))
+    if peer is None or way not in beyond or median(peer) <= 0:
+        return None, None
+    ratio, rounds = median(beyond[way]) / median(peer), len(peer)
+    if rounds == 1:
+        return ratio, None
+    drawn = np.random.default_rng(0).integers(rounds, size=(DRAWS, rounds))
+    own, others = (np.median(np.array(each)[drawn], axis=1) for each in (beyond[way], peer))
+    return ratio, float(np.std(own[others > 0] / others[others > 0]))
 
 
 def check_same(measured: Measured) -> None:
@@ -168,9 +187,11 @@ def check_same(measured: Measured) -> None:
 
 def show(results: Sequence[Result]) -> None:
     """Print a table."""
-    rows = [["contender", "update", "ms a step", "fastest", "beyond compute", "of dist_sync's", "CPU of a worker"]]
+    rows = [
+        ["contender", "update", "ms a step", "fastest", "beyond compute", "of dist_sync's", "+-", "CPU of a worker"]
+    ]
     for result in results:
-        names = ("milliseconds", "fastest", "beyond_compute", "of_dist_sync", "worker_cpu")
+        names = ("milliseconds", "fastest", "beyond_compute", "of_dist_sync", "of_dist_sync_error", "worker_cpu")
         numbers = ["-" if result[name] is None else f"{result[name]:.3g}" for name in names]
         rows.append([result["contender"], result["update"], *numbers])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from worlds import environment
 
@@ -80,7 +81,7 @@ def test_some_contenders_in_rounds(tmp_path: Path) -> None:
     for result in found.values():
         assert len(result["rounds"]) == len(result["disturbance"]) == 2
         assert all(0 <= share <= 1 for share in result["disturbance"])
-        assert (result["beyond_compute"], result["of_dist_sync"]) == (None, None)
+        assert (result["beyond_compute"], result["of_dist_sync"], result["of_dist_sync_error"]) == (None, None, None)
 
 
 @pytest.mark.nightly
@@ -132,7 +133,7 @@ def a_round(*spans: tuple[float, float], norm: float = 1.0) -> Round:
     return Round(timed, disturbance=0.0)
 
 
-def test_medians_and_what_is_beyond_compute() -> None:
+def test_medians_and_what_is_beyond_compute_in_the_same_round() -> None:
     told = Told("net", 8, 1, 2, untimed_steps=1, steps=2)
     rounds = {
         ("compute", "worker"): [a_round((0, 0.2), (0.1, 0.3)), a_round((0, 0.2), (0, 0.1))],
@@ -144,7 +145,28 @@ def test_medians_and_what_is_beyond_compute() -> None:
     assert results["dist_sync"]["beyond_compute"] == pytest.approx(375)
     assert results["hybridps_group"]["of_dist_sync"] == pytest.approx(50 / 375)
     assert results["hybridps_group"]["worker_cpu"] == pytest.approx(5)
-    assert results["compute"]["beyond_compute"] is None
+    assert (results["compute"]["beyond_compute"], results["compute"]["of_dist_sync"]) == (None, None)
+
+
+def test_rounds_in_which_the_host_is_slower_count_like_the_others() -> None:
+    """In every second round all takes twice as long, but what is beyond compute is the same."""
+    way, peer = ("hybridps_group", "worker"), ("dist_sync", "worker")
+    alone = [50.0, 100.0] * 10
+    rounds = {("compute", "worker"): alone, peer: [each + 40 for each in alone], way: [each + 4 for each in alone]}
+    ratio, error = step.of_peer(step.beyond_compute(rounds), way)
+    assert (ratio, error) == (pytest.approx(0.1), pytest.approx(0, abs=1e-12))
+
+
+def test_the_error_of_a_ratio_is_that_of_more_measurements() -> None:
+    """Compared with the scatter of the ratio over many measurements of as many rounds."""
+    random, way, peer = np.random.default_rng(1), ("hybridps_group", "worker"), ("dist_sync", "worker")
+    found = np.array(
+        [
+            step.of_peer({peer: random.normal(40, 4, 30).tolist(), way: random.normal(8, 4, 30).tolist()}, way)
+            for _ in range(100)
+        ]
+    )
+    assert found[:, 1].mean() == pytest.approx(found[:, 0].std(), rel=0.25)
 
 
 def test_other_weights_are_an_error() -> None:
