@@ -163,7 +163,7 @@ class Gradients:
     def _follow(self) -> None:
         """Tell the algorithm how many groups and workers there are from this step on."""
         roll = self._schedule.roll
-        roll.begin(self._model)
+        roll.begin(self._model, self.next_step)
         if roll.version != self._known:
             self._known = roll.version
             follow = partial(self._algorithm.follow, roll.groups, roll.divisor, roll.hands_in)

@@ -71,8 +71,11 @@ class Roll:
         """Return a number for a model. All ranks call this in the same order."""
         return next(self._models)
 
-    def begin(self, model: int) -> None:
-        """Begin a step of a model. A group leaves when all models in training were averaged again."""
+    def begin(self, model: int, step: int) -> None:
+        """Begin a step of a model. A group leaves when all models in training were averaged again.
+
+        `step`: its number in the model, for messages.
+        """
         if self._to_hand_in is not None:
             self._to_hand_in.discard(model)
             notice.agreed |= not self._to_hand_in
@@ -93,7 +96,7 @@ class Roll:
         now = time.monotonic()
         self._looked = self._begun, now
         pace = (now - since) / max(1, self._begun - begun)
-        self._schedule.begin_call("a look at who is there", lambda: self._look(pace))
+        self._schedule.begin_call(f"step {step}: a look at who is there", lambda: self._look(pace))
 
     def _take(self) -> int:
         """Apply what the last look has found. Returns the number of steps until the next look."""

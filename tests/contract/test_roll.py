@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import pytest
@@ -25,6 +25,8 @@ from hybridps.tensor_collectives import Levels, Tensor
 
 pytestmark = pytest.mark.timeout(60)
 
+Watch = Callable[[str | Callable[[], str]], AbstractContextManager[None]]
+
 LATE = 6
 """The step in which the second rank's program reads the number of workers first."""
 
@@ -36,14 +38,14 @@ def told() -> Iterator[Notice]:
     notice.given = notice.agreed = False
 
 
-def schedule_of(group: ThreadGroup, headcount: Headcount) -> Schedule:
+def schedule_of(group: ThreadGroup, headcount: Headcount, watch: Watch = lambda what: nullcontext()) -> Schedule:
     """That of a rank, whose leader's servers say that there are 3 groups and 4 workers."""
     context = JobContext(
         Settings(quiet=True),
         group.rank,
         2,
         EventLog(None, group.rank),
-        lambda what: nullcontext(),
+        watch,
         headcount=headcount,
         servers_view=ServersView(counted=lambda: (3, 4) if group.rank == 0 else None),
     )
@@ -55,7 +57,7 @@ def test_sums_stand_for_more_workers_when_all_programs_have_read_that() -> None:
         headcount, seen = Headcount(2, 2), []
         schedule = schedule_of(group, headcount)
         for step in range(3 * LATE):
-            schedule.roll.begin(0)
+            schedule.roll.begin(0, step)
             if step >= LATE * group.rank:
                 headcount.read_workers()
             seen.append((headcount.workers, schedule.roll.groups, schedule.roll.divisor))
@@ -69,18 +71,34 @@ def test_sums_stand_for_more_workers_when_all_programs_have_read_that() -> None:
     assert first[-1] == (4, 3, 4)
 
 
+def test_what_waits_for_a_look_is_said_with_the_step() -> None:
+    def body(group: ThreadGroup) -> None:
+        schedule = schedule_of(group, Headcount(2, 2), watch)
+        schedule.roll.begin(0, 7)
+        schedule.close()
+
+    watched: list[str] = []
+
+    def watch(what: str | Callable[[], str]) -> AbstractContextManager[None]:
+        watched.append(what if isinstance(what, str) else what())
+        return nullcontext()
+
+    ThreadGroup.run(1, body)
+    assert "step 7: a look at who is there, which another worker has not come to" in watched
+
+
 def test_all_ranks_leave_after_the_same_step(told: Notice) -> None:
     def body(group: ThreadGroup) -> int:
         schedule = schedule_of(group, Headcount(3, 4))
         step = 0
         while not schedule.roll.hands_in:
-            schedule.roll.begin(0)
+            schedule.roll.begin(0, step)
             step += 1
             if group.rank == 1 and step == 3:
                 assert not leaving()
                 told.given = True
             time.sleep(0.001)
-        schedule.roll.begin(0)
+        schedule.roll.begin(0, step)
         assert leaving()
         schedule.close()
         return step
@@ -95,17 +113,17 @@ def test_a_group_leaves_when_both_of_its_models_were_averaged_again(told: Notice
     def body(group: ThreadGroup) -> None:
         schedule = schedule_of(group, Headcount(2, 2))
         earlier, *both = (schedule.roll.enter() for _ in range(3))
-        models = itertools.cycle(both)
+        models, steps = itertools.cycle(both), itertools.count()
         for model in (earlier, earlier, *both, *both, *both):
-            schedule.roll.begin(model)
+            schedule.roll.begin(model, next(steps))
         told.given = True
         while not schedule.roll.hands_in:
-            schedule.roll.begin(next(models))
+            schedule.roll.begin(next(models), next(steps))
             time.sleep(0.001)
         assert not leaving(), "the model that was told had decided about its averaging before"
-        schedule.roll.begin(next(models))
+        schedule.roll.begin(next(models), next(steps))
         assert not leaving()
-        schedule.roll.begin(next(models))
+        schedule.roll.begin(next(models), next(steps))
         assert leaving()
         schedule.close()
 
