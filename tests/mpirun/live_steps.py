@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridps import report_progress
 from hybridps.job import open_job
-from hybridps.step import ArrayModel
+from hybridps.step import ArrayModel, roll
 
 AT = 30
 
@@ -58,6 +58,8 @@ def stop_half_of_the_time(seconds: float) -> None:
 def main() -> None:
     steps, seconds, way = int(sys.argv[1]), float(sys.argv[2]) / 1000, sys.argv[3]
     folder = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+    if way == "hangs":
+        roll.LOOK_SECONDS = 3600.0  # worker 0 waits for a gradient of that step, never for a look that comes before it
     with open_job() as job, ArrayModel(job.algorithm(), job.session, {"w": np.ones(1000, "float32")}) as model:
         is_last = job.worker == job.workers - 1
         step, goes_on = 0, True
